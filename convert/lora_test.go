@@ -202,23 +202,26 @@ func TestLoRAIsWhole(t *testing.T) {
 		shapes map[string][2]int
 		config map[string]any
 	}{
-		"peft_type is IA3: only LORA is merged":                                                  {shapes(), map[string]any{"peft_type": "IA3"}},
-		"use_dora is set: DoRA scales each row":                                                  {shapes(), map[string]any{"use_dora": true}},
-		"lora_bias is set: a bias of lora_B is not merged":                                       {shapes(), map[string]any{"lora_bias": true}},
-		"new_config: unknown key; what it changes is not known":                                  {shapes(), map[string]any{"new_config": map[string]any{"a": 1}}},
-		`init_lora_weights is "pissa_niter_4", which changes the base's weights`:                 {shapes(), map[string]any{"init_lora_weights": "pissa_niter_4"}},
-		"lora_A.weight: has rank 3, but adapter_config.json gives 5":                             {shapes(), map[string]any{"r": 5}},
-		"lora_A.weight: has rank 3, but adapter_config.json gives 4":                             {shapes(), map[string]any{"rank_pattern": map[string]any{"o_proj": 4}}},
-		"r is 0: a positive number is expected":                                                  {shapes(), map[string]any{"r": 0}},
-		"lora_A.weight: changes a matrix [64 64], but model.layers.1.self_attn.o_proj.weight is": {map[string][2]int{o: {64, 64}}, nil},
-		"layers.1.self_attn.qkv_proj.lora_A.weight: the base has no such module":                 {shapes(peftPrefix+"model.layers.1.self_attn.qkv_proj", [2]int{64, 64}), nil},
-		"layers.9.self_attn.o_proj.lora_A.weight: the base has no such module":                   {shapes(peftPrefix+"model.layers.9.self_attn.o_proj", [2]int{64, 80}), nil},
-		"experts.lora_A.weight: changes matrices [48 65], which no fused experts":                {shapes(gate, [2]int{48, 65}), nil},
-		"experts.lora_A.weight: has 3 rows, but rank 3 of 16 experts gives 48":                   {shapes(gate, [2]int{48, 64}), nil},
-		"the pattern ( is not understood":                                                        {shapes(), map[string]any{"alpha_pattern": map[string]any{"(": 4}}},
-		"has no factors of modules that adapter_config.json selects: model.layers.0.self_attn.o_proj, model.layers.2.self_attn.o_proj, model.layers.3": {shapes(), map[string]any{"target_modules": []string{"o_proj"}}},
-		"selects: model.layers.2.self_attn.o_proj": {shapes(), map[string]any{"target_modules": `.*\.[12]\.self_attn\.o_proj`}},
-		"selects: model.layers.3.self_attn.o_proj": {shapes(), map[string]any{"target_modules": []string{"o_proj"}, "layers_to_transform": []int{1, 3}}},
+		"peft_type is IA3: only LORA is merged":                                                                                            {shapes(), map[string]any{"peft_type": "IA3"}},
+		"use_dora is set: DoRA scales each row":                                                                                            {shapes(), map[string]any{"use_dora": true}},
+		"lora_bias is set: a bias of lora_B is not merged":                                                                                 {shapes(), map[string]any{"lora_bias": true}},
+		"new_config: unknown key; what it changes is not known":                                                                            {shapes(), map[string]any{"new_config": map[string]any{"a": 1}}},
+		`init_lora_weights is "pissa_niter_4", which changes the base's weights`:                                                           {shapes(), map[string]any{"init_lora_weights": "pissa_niter_4"}},
+		"lora_A.weight: has rank 3, but adapter_config.json gives 5":                                                                       {shapes(), map[string]any{"r": 5}},
+		"lora_A.weight: has rank 3, but adapter_config.json gives 4":                                                                       {shapes(), map[string]any{"rank_pattern": map[string]any{"o_proj": 4}}},
+		"selects: lm_head (modules_to_save)":                                                                                               {shapes(), map[string]any{"modules_to_save": []string{"lm_head"}}},
+		"lora_alpha is 0, or missing":                                                                                                      {shapes(), map[string]any{"lora_alpha": 0}},
+		"lora_A.weight: has rank 3, but adapter_config.json gives -1":                                                                      {shapes(), map[string]any{"rank_pattern": map[string]any{"o_proj": -1}}},
+		"r is 0: a positive number is expected":                                                                                            {shapes(), map[string]any{"r": 0}},
+		"lora_A.weight: changes a matrix [64 64], but model.layers.1.self_attn.o_proj.weight is":                                           {map[string][2]int{o: {64, 64}}, nil},
+		"layers.1.self_attn.qkv_proj.lora_A.weight: the base has no such module":                                                           {shapes(peftPrefix+"model.layers.1.self_attn.qkv_proj", [2]int{64, 64}), nil},
+		"layers.9.self_attn.o_proj.lora_A.weight: the base has no such module":                                                             {shapes(peftPrefix+"model.layers.9.self_attn.o_proj", [2]int{64, 80}), nil},
+		"experts.lora_A.weight: changes matrices [48 65], which no fused experts":                                                          {shapes(gate, [2]int{48, 65}), nil},
+		"experts.lora_A.weight: has 3 rows, but rank 3 of 16 experts gives 48":                                                             {shapes(gate, [2]int{48, 64}), nil},
+		"the pattern ( is not understood":                                                                                                  {shapes(), map[string]any{"alpha_pattern": map[string]any{"(": 4}}},
+		"lacks modules that adapter_config.json selects: model.layers.0.self_attn.o_proj, model.layers.2.self_attn.o_proj, model.layers.3": {shapes(), map[string]any{"target_modules": []string{"o_proj"}}},
+		"selects: model.layers.2.self_attn.o_proj":                                                                                         {shapes(), map[string]any{"target_modules": `.*\.[12]\.self_attn\.o_proj`}},
+		"selects: model.layers.3.self_attn.o_proj":                                                                                         {shapes(), map[string]any{"target_modules": []string{"o_proj"}, "layers_to_transform": []int{1, 3}}},
 	} {
 		a, err := checkpoint.OpenAdapter(writeAdapter(t, 3, c.shapes, c.config))
 		if err == nil {
@@ -323,38 +326,52 @@ func TestLoRAWherever(t *testing.T) {
 	require.Contains(t, strings.Join(p.Notes, "\n"), "the adapter changes 49 weights that are left out")
 }
 
-// TestLoRAOfOlderPeft: before peft 0.19, A of fused experts is of the rows of their matrices, and B of the columns.
+// TestLoRAOfOlderPeft: before peft 0.19, A of fused experts is of the rows of their matrices, and B of the columns. Of
+// square matrices only the version tells.
 func TestLoRAOfOlderPeft(t *testing.T) {
-	const experts, rank = 16, 2
-	src, module := fixture.Path(t, "v3/checkpoint"), peftPrefix+"model.layers.2.mlp.experts"
-	dir := writeAdapter(t, rank*experts, map[string][2]int{module: {64, 24}, module + ".base_layer": {48, 64}}, map[string]any{"r": rank})
-	f, err := format.OpenFile(filepath.Join(dir, "adapter_model.safetensors"), safetensors.Format().Open)
-	require.NoError(t, err)
-	defer f.Close()
-	older := map[string][]float32{}
-	var infos []tensor.Info
-	for _, m := range []string{module, module + ".base_layer"} {
-		a, b := numbers(t, f, m+".lora_A.weight"), numbers(t, f, m+".lora_B.weight")
-		all := rank * experts
-		cols, rows := len(a)/all, len(b)/all
-		left, right := make([]float32, len(b)), make([]float32, len(a))
-		for e := range experts {
-			for k := range rank {
-				for i := range rows {
-					left[(e*rank+k)*rows+i] = b[i*all+k*experts+e]
-				}
-				for i := range cols {
-					right[i*all+k*experts+e] = a[(e*rank+k)*cols+i]
+	const rank = 2
+	for base, experts := range map[string]int{"v3": 16, "glm4-moe": 8} {
+		src, module := fixture.Path(t, base+"/checkpoint"), peftPrefix+"model.layers.2.mlp.experts"
+		shapes := map[string][2]int{module: {64, 24}, module + ".base_layer": {48, 64}}
+		config := map[string]any{"r": rank}
+		if base == "glm4-moe" {
+			shapes = map[string][2]int{module: {64, 64}}
+			_, err := Plan(open(t, src), Options{Options: merging(t, writeAdapter(t, rank*experts, shapes, config))})
+			require.ErrorContains(t, err, "without peft_version which factor is of their rows is not known")
+			config["peft_version"] = "0.19.1"
+		}
+		dir := writeAdapter(t, rank*experts, shapes, config)
+		f, err := format.OpenFile(filepath.Join(dir, "adapter_model.safetensors"), safetensors.Format().Open)
+		require.NoError(t, err)
+		defer f.Close()
+		older := map[string][]float32{}
+		var infos []tensor.Info
+		for m := range shapes {
+			a, b := numbers(t, f, m+".lora_A.weight"), numbers(t, f, m+".lora_B.weight")
+			all := rank * experts
+			cols, rows := len(a)/all, len(b)/all
+			left, right := make([]float32, len(b)), make([]float32, len(a))
+			for e := range experts {
+				for k := range rank {
+					for i := range rows {
+						left[(e*rank+k)*rows+i] = b[i*all+k*experts+e]
+					}
+					for i := range cols {
+						right[i*all+k*experts+e] = a[(e*rank+k)*cols+i]
+					}
 				}
 			}
+			older[m+".lora_A.weight"], older[m+".lora_B.weight"] = left, right
+			infos = append(infos, tensor.Info{Name: m + ".lora_A.weight", DType: tensor.F32, Shape: []int{all, rows}},
+				tensor.Info{Name: m + ".lora_B.weight", DType: tensor.F32, Shape: []int{cols, all}})
 		}
-		older[m+".lora_A.weight"], older[m+".lora_B.weight"] = left, right
-		infos = append(infos, tensor.Info{Name: m + ".lora_A.weight", DType: tensor.F32, Shape: []int{all, rows}},
-			tensor.Info{Name: m + ".lora_B.weight", DType: tensor.F32, Shape: []int{cols, all}})
+		want := converted(t, src, merging(t, dir))
+		writeFactors(t, dir, infos, older)
+		if base == "glm4-moe" {
+			fixture.Replace(t, dir, checkpoint.AdapterConfig, "0.19.1", "0.18.1")
+		}
+		fixture.RequireSameTensors(t, open(t, want), open(t, converted(t, src, merging(t, dir))))
 	}
-	want := converted(t, src, merging(t, dir))
-	writeFactors(t, dir, infos, older)
-	fixture.RequireSameTensors(t, open(t, want), open(t, converted(t, src, merging(t, dir))))
 }
 
 // TestLoRAOfEmbedding: peft saves an embedding, and perhaps the head, with the factors: the product is added to what it

@@ -15,6 +15,7 @@ import (
 	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 	"dsmoe/verify/verifytest"
@@ -69,12 +70,12 @@ func TestExpertsMustBeReached(t *testing.T) {
 }
 
 // recorded is a pack of what Plain computes with float32 sums.
-func recorded(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType) *pack.Pack {
+func recorded(t testing.TB, c *config.Config, src weights.Source, in *model.Input, d tensor.DType) *pack.Pack {
 	return recordedBy(t, c, src, in, d, func(p *model.Plain) model.Arithmetic[*model.Activation] { return p })
 }
 
 // recordedBy is recorded of an arithmetic around Plain.
-func recordedBy(t testing.TB, c *config.Config, src *checkpoint.Checkpoint, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
+func recordedBy(t testing.TB, c *config.Config, src weights.Source, in *model.Input, d tensor.DType, around func(*model.Plain) model.Arithmetic[*model.Activation]) *pack.Pack {
 	m, err := model.Load(c, src)
 	require.NoError(t, err)
 	r := verifytest.NewRecorder("", c, d)

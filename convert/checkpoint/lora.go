@@ -33,6 +33,7 @@ type lora struct {
 	Parameters selector       `json:"target_parameters"`   // parameters that it changes
 	Excluded   selector       `json:"exclude_modules"`     // modules that it does not change
 	Layers     selector       `json:"layers_to_transform"` // decoder layers that it changes; none stands for all
+	Saved      selector       `json:"modules_to_save"`     // modules that it holds whole
 	Init       jsontext.Value `json:"init_lora_weights"`
 	Version    string         `json:"peft_version"` // "" before peft 0.18
 
@@ -42,7 +43,7 @@ type lora struct {
 // idle lists keys of adapter_config.json that say how the adapter was trained, or what its tensors show.
 var idle = []string{"auto_mapping", "base_model_class", "bias", "corda_config", "ensure_weight_tying", "eva_config",
 	"fan_in_fan_out", "inference_mode", "layers_pattern", "loftq_config", "lora_dropout", "lora_ga_config",
-	"megatron_config", "megatron_core", "modules_to_save", "parent_library", "qalora_group_size", "revision",
+	"megatron_config", "megatron_core", "parent_library", "qalora_group_size", "revision",
 	"runtime_config", "task_type", "velora_config"}
 
 // variants lists keys of adapter_config.json that change what a merge is, and how.
@@ -69,6 +70,9 @@ func (l *lora) check() (problems []problem.Problem) {
 	}
 	if l.Rank <= 0 {
 		refuse("r is %d: a positive number is expected", l.Rank)
+	}
+	if l.Alpha == 0 {
+		refuse("lora_alpha is 0, or missing: nothing would be merged")
 	}
 	for _, word := range []string{"pissa", "olora", "corda", "loftq", "lora_ga", "mica"} {
 		if strings.HasPrefix(strings.ToLower(string(l.Init)), `"`+word) {

@@ -103,7 +103,7 @@ func (c *conversion) add(x *checkpoint.Change, w *weights.Weight) string {
 	switch {
 	case w.Unread():
 		return ""
-	case rank != a[0]:
+	case rank != a[0] || rank <= 0:
 		return fmt.Sprintf("has rank %d, but %s gives %d", a[0], checkpoint.AdapterConfig, rank)
 	case !slices.Equal(shape, w.Shape):
 		return fmt.Sprintf("changes a matrix %v, but %s is %v", shape, text.Quote(w.Name), w.Shape)
@@ -154,7 +154,7 @@ func (c *conversion) addToExperts(x *checkpoint.Change) string {
 func (c *conversion) addFused(x *checkpoint.Change, f *table.Fused, layer int, parameter string, swapped bool) string {
 	experts, l := c.src.Config.MoE.NRoutedExperts, c.o.Adapter
 	rank, scale := l.Of(parameter)
-	if x.A.Shape[0] != rank*experts {
+	if x.A.Shape[0] != rank*experts || rank <= 0 {
 		return fmt.Sprintf("has %d rows, but rank %d of %d experts gives %d", x.A.Shape[0], rank, experts, rank*experts)
 	}
 	all, width, family := int64(x.A.Shape[0]), int64(x.A.Shape[1]), table.FamilyOf(c.src.Config)
@@ -189,12 +189,12 @@ func (c *conversion) checkTargets() {
 	for name, x := range c.changes {
 		rows[c.set.Find(name).Row] = x.Rank > 0
 	}
-	if l.Modules.Unread || l.Excluded.Unread {
+	unread := l.Modules.Unread || l.Excluded.Unread
+	if unread {
 		c.note("target_modules is a pattern that is not understood: whether the adapter lacks a module is not checked")
-		return
 	}
 	for _, w := range c.set.All() {
-		if !rows[w.Row] || w.Row == nil || c.changes[w.Name] != nil || w.Layer >= c.src.Config.NumHiddenLayers {
+		if unread || !rows[w.Row] || w.Row == nil || c.changes[w.Name] != nil || w.Layer >= c.src.Config.NumHiddenLayers {
 			continue
 		}
 		module, selected := strings.TrimSuffix(w.Name, ".weight"), false
@@ -208,22 +208,16 @@ func (c *conversion) checkTargets() {
 			lacking = append(lacking, text.Quote(module))
 		}
 	}
-	if lacking != nil {
-		const most = 3
-		c.problems = append(c.problems, problem.Problem{File: c.o.Adapter.Files[0].Name, Cause: "has no factors of modules that " +
-			checkpoint.AdapterConfig + " selects: " + text.Some(lacking, most, ", ")})
-	}
-}
-
-// noteUnmerged tells which of the changes are not in the output, since their weights are left out.
-func (c *conversion) noteUnmerged(chosen selection) {
-	n := len(c.changes)
-	for _, w := range chosen.kept {
-		if c.changes[w.Name] != nil {
-			n--
+	for _, module := range l.Saved.Names {
+		if !slices.ContainsFunc(c.o.Adapter.Changes, func(x *checkpoint.Change) bool {
+			return x.Whole != nil && strings.HasSuffix(strings.TrimSuffix(strings.TrimSuffix(x.Module, ".weight"), ".bias"), module)
+		}) {
+			lacking = append(lacking, text.Quote(module)+" (modules_to_save)")
 		}
 	}
-	if n > 0 {
-		c.note("the adapter changes %s that are left out", text.Plural(n, "weight"))
+	if lacking != nil {
+		const most = 3
+		c.problems = append(c.problems, problem.Problem{File: c.o.Adapter.Files[0].Name, Cause: "lacks modules that " +
+			checkpoint.AdapterConfig + " selects: " + text.Some(lacking, most, ", ")})
 	}
 }

@@ -94,7 +94,7 @@ func (f *filter) match(globs []string, name string, open bool) (matched bool) {
 // choose applies the filter and compares the kept weights with the table.
 func (c *conversion) choose() selection {
 	for _, n := range c.src.Inventory.Notes {
-		if c.src.FilesIn(c.format) == nil || !c.src.IsTranslation(n) {
+		if (c.src.FilesIn(c.format) == nil || !c.src.IsTranslation(n)) && (c.o.Adapter == nil || !checkpoint.IsAdapter(n.File)) {
 			c.note("%s", n)
 		}
 	}
@@ -143,7 +143,15 @@ func (c *conversion) choose() selection {
 		}
 	}
 	c.checkPrune(s)
-	c.noteUnmerged(s)
+	unmerged := len(c.changes)
+	for _, w := range s.kept {
+		if c.changes[w.Name] != nil {
+			unmerged--
+		}
+	}
+	if unmerged > 0 {
+		c.note("the adapter changes %s that are left out", text.Plural(unmerged, "weight"))
+	}
 	beyond := c.checkSlots(s)
 	if len(s.kept) == 0 && len(c.problems) == 0 {
 		c.problem("", "the filters leave no tensor")

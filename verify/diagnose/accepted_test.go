@@ -20,7 +20,7 @@ func TestAcceptable(t *testing.T) {
 		"mtp-norms", "newest-key", "norm-off-by-one", "other-weight", "overflow", "positions", "prefix-lost",
 		"products-rounded", "projections-exchanged", "reference-overflow", "reference-zeros", "router-rows",
 		"rows-of-others", "rows-permuted", "scale-exponent", "scales-transposed", "sequences-mixed", "transposed", "weight-coded",
-		"weight-column", "weight-copied", "weight-not-finite", "weight-zero", "weights-of-others"}
+		"low-rank", "weight-column", "weight-copied", "weight-not-finite", "weight-zero", "weights-of-others"}
 	sources, err := filepath.Glob("*.go")
 	require.NoError(t, err)
 	all := ""

@@ -60,7 +60,7 @@ func (f *Failure) Explain(ctx context.Context, ids []string) (*report.Cause, []s
 }
 
 // explanations returns the causes: weights that are not finite, overflow, rows of zeros, then mistakes that explain every
-// failed stage of the layer. Mistakes that explain only some of these stages are hints.
+// failed stage of the layer. Mistakes that explain only some of these stages are hints, of one id those that explain most.
 func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Cause, err error) {
 	causes, err = f.notFiniteWeights()
 	if err != nil || len(causes) > 0 {
@@ -81,6 +81,10 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 				return err
 			case c == nil:
 			case c.Explains < c.Failing && !slices.Contains(hints, *c):
+				if m.guess && slices.ContainsFunc(hints, func(h report.Cause) bool { return h.ID == c.ID && h.Explains >= c.Explains }) {
+					continue // another value explains as much
+				}
+				hints = slices.DeleteFunc(hints, func(h report.Cause) bool { return h.ID == c.ID && h.Explains < c.Explains })
 				hints = append(hints, *c)
 			case c.Explains == c.Failing && !slices.Contains(causes, *c):
 				causes = append(causes, *c)

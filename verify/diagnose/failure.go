@@ -55,8 +55,9 @@ type Failure struct {
 
 	Strict bool // a stage whose bounds say nothing does not pass in a trial
 
-	wrong   *token    // of a failed routed sum; nil of other stages
-	weights []float64 // see residualWeights
+	stored  tensor.DType // 16-bit dtype that the weights behind the failure may have been rounded to; Invalid for none
+	wrong   *token       // of a failed routed sum; nil of other stages
+	weights []float64    // see residualWeights
 
 	// Rerun runs the layer or head of a trial from the golden's input, and returns of the watched stages that
 	// it shows whether they pass. It ends where the failed stage fails again.

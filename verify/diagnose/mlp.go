@@ -178,11 +178,12 @@ func mlpMistakes(f *Failure) []mistake {
 	for _, m := range all {
 		list := slices.Concat(orderMistakes(m.down), m.scaled())
 		if together || len(all) == 1 { // else what one of several experts does to a few tokens, another can do as well
-			directions, exchanged := m.down.directions(), m.exchanged()
+			down, directions := m.down.lowRank()
+			exchanged := m.exchanged()
 			list = slices.Concat(list, m.neurons(directions))
 			if len(list) == 0 { // what a neuron does to the output, a matrix of rank 1 does as well
 				list = slices.Concat(elementMistakes(m.down),
-					m.down.rankMistakes(directions, ", or by a few rows of gate_proj or up_proj"), codedMistakes(m.down))
+					down.rankMistakes(directions, ", or by a few rows of gate_proj or up_proj"), codedMistakes(m.down))
 			}
 			list = slices.Concat(exchanged, list)
 		}

@@ -1,14 +1,21 @@
 package diagnose
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"gonum.org/v1/gonum/mat"
 
+	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
+	"dsmoe/text"
 	"dsmoe/verify/bounds"
+	"dsmoe/verify/report"
 )
 
 // A change of low rank, such as a LoRA that was merged on one side, read off a failed product: the residual has few
@@ -26,8 +33,145 @@ const (
 // channel: columns and channels of trained models are not that much alike.
 const leastAlong = 0.98
 
-// rankMistakes is a change of the failed product's weight that has a low rank.
-func rankMistakes(f *Failure) []mistake { return f.rankMistakes(f.directions(), "") }
+// rankMistakes is a change of the failed product's weight that has a low rank, and the same of several products of the
+// layer that failed.
+func rankMistakes(f *Failure) []mistake {
+	g, directions := f.lowRank()
+	return slices.Concat(g.rankMistakes(directions, ""), f.severalRanks())
+}
+
+// lowRank returns the directions of the residual, and f. If a product of float32 numbers has none, it looks for those that
+// stand out from the roundings of a weight that is stored in 16 bits, which the failure that it returns then allows for.
+func (f *Failure) lowRank() (*Failure, [][]float64) {
+	directions := f.directions()
+	if directions != nil || !f.isProduct() || f.Pack.DType != tensor.F32 {
+		return f, directions
+	}
+	g := *f
+	if w := f.Set.Find(f.module() + ".weight"); w != nil && (w.DType == tensor.BF16 || w.DType == tensor.F16) {
+		g.stored = w.DType
+	}
+	return &g, g.directions()
+}
+
+// roundingWords says that roundings of weights to d are a part of the difference.
+func roundingWords(d tensor.DType) string {
+	if d == tensor.Invalid {
+		return ""
+	}
+	return fmt.Sprintf(", and by no more than roundings to %s", d)
+}
+
+// severalRanks is a change of low rank in each of several products of the layer that failed, such as a LoRA that was
+// merged on one side, or twice.
+func (f *Failure) severalRanks() []mistake {
+	failed := map[string]bool{} // stages
+	for _, c := range f.Checks {
+		if c.Layer() == f.Layer && f.Layer >= 0 && c.Verdict == report.Fail {
+			failed[c.Tensor] = true
+		}
+	}
+	ranks, stored := map[string]int{}, tensor.Invalid // by weight
+	return []mistake{{id: "low-rank", kinds: []string{f.kind()}, guess: true, undo: func(x *Trial) string {
+		clear(ranks)
+		attention, products := x.Projections(), 0
+		for _, stage := range attention {
+			if failed[stage] {
+				products++
+			}
+		}
+		for _, w := range f.Set.All() {
+			if w.Layer == f.Layer && failed[stageOfProduct(w.Name)] && w.Module() != table.Attention {
+				products++
+			}
+		}
+		if products < 2 {
+			return ""
+		}
+		x.change(func(a bounds.Arithmetic, o *operations) {
+			o.linear = func(in *bounds.Value, l *model.Linear) *bounds.Value {
+				y, stage := a.Linear(in, l), attention[l]
+				if stage == "" {
+					stage = stageOfProduct(l.Weight.Name)
+				}
+				if !failed[stage] {
+					return y
+				}
+				if g := f.product(stage, l.Weight.Name, in, y); g != nil {
+					if g, directions := g.lowRank(); directions != nil {
+						ranks[l.Weight.Name], stored = len(directions), max(stored, g.stored)
+						y = a.Move(model.OrderColumns(y.Shape, indices(y.Width())), y)
+						g.moveAlong(y, directions, g.along)
+					}
+				}
+				return y
+			}
+		})
+		return "several weights and the reference's differ by matrices of low rank, such as a LoRA"
+	}, more: func(context.Context) (string, error) {
+		var words []string
+		for _, name := range slices.Sorted(maps.Keys(ranks)) {
+			or := ""
+			if mlp, is := strings.CutSuffix(name, string(table.DownProj)+".weight"); is && !f.Pack.Has(mlp+string(table.GateProj)+".output") {
+				or = " (or by a few rows of gate_proj or up_proj)"
+			}
+			words = append(words, fmt.Sprintf("%s by rank %d%s", name, ranks[name], or))
+		}
+		const most = 10
+		return roundingWords(stored) + ": " + text.Some(words, most, ", "), nil
+	}}}
+}
+
+// stageOfProduct is the stage that the product with a weight outside attention gives, if its module is the last one of
+// the stage's.
+func stageOfProduct(weight string) string {
+	module := strings.TrimSuffix(weight, ".weight")
+	if mlp, is := strings.CutSuffix(module, "."+string(table.DownProj)); is {
+		return mlp + ".output"
+	} else if strings.HasSuffix(module, ".mlp.gate") {
+		return module + ".logits"
+	}
+	return module + ".output"
+}
+
+// product returns the failure of another stage of the layer, which is the product y of in with a weight; nil if the pack
+// has another shape of it.
+func (f *Failure) product(stage, weight string, in, y *bounds.Value) *Failure {
+	want, err := f.Pack.Float32s(stage)
+	if err != nil || y.Rows() == 0 || len(want) != len(y.Values) {
+		return nil
+	}
+	g := *f
+	g.Name, g.Weights, g.Rows = stage, []string{weight}, indices(y.Rows())
+	rows := 1
+	for _, n := range f.Shape[:len(f.Shape)-1] {
+		rows *= n
+	}
+	if rows == y.Rows() {
+		g.Rows = f.Rows // of the same tokens
+	}
+	gather := func(values []float32, width int) []float32 {
+		rows := make([]float32, 0, len(g.Rows)*width)
+		for _, row := range g.Rows {
+			rows = append(rows, values[row*width:(row+1)*width]...)
+		}
+		return rows
+	}
+	n := y.Width()
+	g.Want, g.Unrounded = gather(want, n), gather(y.Values, n)
+	g.Got = &model.Activation{Shape: []int{len(g.Rows), n}, Values: slices.Clone(g.Unrounded), DType: y.DType}
+	for i, v := range g.Got.Values {
+		g.Got.Values[i] = tensor.Rounded(v, y.DType)
+	}
+	g.Input = &model.Activation{Shape: []int{len(g.Rows), in.Width()}, Values: gather(in.Values, in.Width())}
+	g.Deviations = nil
+	for _, row := range g.Rows {
+		for i := row * n; i < (row+1)*n; i++ {
+			g.Deviations = append(g.Deviations, bounds.Unit*math.Sqrt(y.Variance(i)))
+		}
+	}
+	return &g
+}
 
 // rankMistakes is the same for given directions of the residual. or names further changes that give these directions.
 func (f *Failure) rankMistakes(directions [][]float64, or string) []mistake {
@@ -41,10 +185,10 @@ func (f *Failure) rankMistakes(directions [][]float64, or string) []mistake {
 	if w := f.Set.Find(name); w != nil && w.Scaled() {
 		words += ", or scales or zeros of a few groups"
 	}
-	words += or
+	words += or + roundingWords(f.stored)
 	if c, by := f.channel(directions); c >= 0 {
 		id = "weight-column"
-		words = fmt.Sprintf("%s differs from the reference's in column %d, the input channel%s", name, c, or)
+		words = fmt.Sprintf("%s differs from the reference's in column %d, the input channel%s%s", name, c, or, roundingWords(f.stored))
 		along = func(r int, _ []float64) float64 { return by * float64(f.Input.Row(r)[c]) }
 	}
 	return []mistake{{id: id, kinds: []string{f.kind()}, guess: true, undo: func(x *Trial) string {
@@ -140,16 +284,21 @@ func (f *Failure) directions() [][]float64 {
 	return directions
 }
 
-// cast is the standard deviation that casting a weight to a pack's 16-bit dtype gives elements of a row of a product.
+// cast is the standard deviation that casting a weight to a pack's 16-bit dtype, or to stored, gives elements of a row of
+// a product.
 func (f *Failure) cast(row []float32) float64 {
-	if f.Got.DType == tensor.F32 && f.Pack.DType == tensor.F32 {
+	to := f.Pack.DType
+	if to == tensor.F32 {
+		to = f.stored
+	}
+	if f.Got.DType == tensor.F32 && f.Pack.DType == tensor.F32 && to == tensor.Invalid {
 		return 0
 	}
 	squares := 0.0
 	for _, v := range row {
 		squares += bounds.Sq(float64(v))
 	}
-	return bounds.PrecisionOf(f.Pack.DType).Ulp(1) * math.Sqrt(squares/float64(len(row))/12)
+	return bounds.PrecisionOf(to).Ulp(1) * math.Sqrt(squares/float64(len(row))/12)
 }
 
 // gram is A·Aᵀ of a matrix A [rows, n]. A few columns are in memory at a time.
@@ -189,22 +338,25 @@ func ranks(gram *mat.SymDense, most float64) (rank int, left *mat.Dense) {
 
 // undoAlong changes the product with a weight along a few directions: in each row by as much as along says.
 func (f *Failure) undoAlong(x *Trial, name string, directions [][]float64, along func(r int, direction []float64) float64) {
-	x.changeProduct(name, func(_, y *bounds.Value) {
-		n := y.Width()
-		for i, row := range f.Rows {
-			cast := sharedRoundings * bounds.Sq(f.cast(f.Unrounded[i*n:(i+1)*n])/bounds.Unit)
-			for c := range n {
-				y.Set(row*n+c, float64(y.Values[row*n+c]), y.Variance(row*n+c)+cast)
-			}
-			for _, d := range directions {
-				by := along(i, d)
-				for c, v := range d {
-					k := row*n + c
-					y.Set(k, float64(y.Values[k])+float64(by*v), y.Variance(k))
-				}
+	x.changeProduct(name, func(_, y *bounds.Value) { f.moveAlong(y, directions, along) })
+}
+
+// moveAlong changes the product y.
+func (f *Failure) moveAlong(y *bounds.Value, directions [][]float64, along func(r int, direction []float64) float64) {
+	n := y.Width()
+	for i, row := range f.Rows {
+		cast := sharedRoundings * bounds.Sq(f.cast(f.Unrounded[i*n:(i+1)*n])/bounds.Unit)
+		for c := range n {
+			y.Set(row*n+c, float64(y.Values[row*n+c]), y.Variance(row*n+c)+cast)
+		}
+		for _, d := range directions {
+			by := along(i, d)
+			for c, v := range d {
+				k := row*n + c
+				y.Set(k, float64(y.Values[k])+float64(by*v), y.Variance(k))
 			}
 		}
-	})
+	}
 }
 
 // along is how far row r of the golden is from ours in a direction.
