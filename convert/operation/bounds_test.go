@@ -151,9 +151,7 @@ func TestCastsOf16Bits(t *testing.T) {
 				continue // NaN has many patterns
 			}
 			out[i] ^= 2
-			err := c.Prove(out, Input{Data: src})
-			require.ErrorAs(t, err, new(*Mismatch), "%s %04x", from, i/2)
-			out[i] ^= 2
+			require.ErrorAs(t, c.Prove(out[i:][:2], Input{Data: src[i:][:2]}), new(*Mismatch), "%s %04x", from, i/2)
 		}
 	}
 }

@@ -66,7 +66,7 @@ func TestFlagValues(t *testing.T) {
 // TestNear: a wrong word is asked about where another begins like it.
 func TestNear(t *testing.T) {
 	for word, want := range map[string]string{"q4km": "q4_k_m", "Q4_K_XL": "q4_k_s or q4_k_m", "q8": "q8_0", "bf61": "bf16",
-		"Q5-K-M": "q5_k_m", "iq4_xs": "", "x": "", "": "", "q": ""} {
+		"Q5-K-M": "q5_k_m", "iq4-xs": "iq4_xs", "nvfp4": "", "x": "", "": "", "q": ""} {
 		asked := near(word, typeWords())
 		if want != "" {
 			want = ": is it " + want + "?"
