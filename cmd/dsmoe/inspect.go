@@ -40,8 +40,8 @@ dsmoe help findings     what the commands below call a finding`,
 		example: `  dsmoe demo
   dsmoe inspect dsmoe-demo/checkpoint
   dsmoe inspect --json dsmoe-demo/checkpoint`,
-		yes:       "the checkpoint can be used",
-		no:        "it was read, and there are problems",
+		yes: "the checkpoint can be used",
+		no:  "it was read, and there are problems",
 		documents: cli.Documents{cli.DocumentOf[*header.Summary]("dsmoe.inspect/1"),
 			cli.DocumentOf[*checkpoint.AdapterSummary]("dsmoe.inspect.adapter/1")},
 		run: func(q *query) (cli.Result, error) {
