@@ -527,7 +527,7 @@ func requireAccepted(t *testing.T, r *report.Report, id string) {
 	groups := slices.ContainsFunc(r.Coverage.Untold, func(u report.Unexercised) bool { return u.Key == "topk_group" })
 	require.Equal(t, unpinned > 0, groups, "by other rules they are not told")
 	theta := slices.ContainsFunc(r.Coverage.Untold, func(u report.Unexercised) bool { return u.Key == "rope_theta" })
-	require.Equal(t, id == "rope-theta", theta, "a stage that is accepted with another number does not tell it")
+	require.Equal(t, strings.HasPrefix(id, "rope-"), theta, "a stage that is accepted with another number does not tell it")
 }
 
 // TestAgainst: of two packs of the same tokens, each choice that differs is counted, in prediction layers too, which
