@@ -104,11 +104,11 @@ func (l *lora) Of(module string) (rank int, scale float64) {
 // Since reports whether peft 0.minor or a later one wrote the adapter.
 func (l *lora) Since(minor int) bool {
 	var major, of int
-	fmt.Sscanf(l.Version, "%d.%d", &major, &of) // 0.0 of what is no version
+	fmt.Sscanf(l.Version, "%d.%d", &major, &of) // 0 and 0 if it is no version
 	return major > 0 || of >= minor
 }
 
-// patterns gives modules numbers: a module has that of the first pattern that matches the end of its name.
+// patterns are numbers of modules: a module has the number of the first pattern that matches the end of its name.
 type patterns []struct {
 	pattern *regexp.Regexp
 	number  float64

@@ -161,6 +161,9 @@ var roundings = func() map[[2]tensor.DType]func() *[1 << 16]uint32 {
 	made := map[[2]tensor.DType]func() *[1 << 16]uint32{}
 	for _, from := range []tensor.DType{tensor.F16, tensor.BF16} {
 		for _, to := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
+			if to == from {
+				continue
+			}
 			made[[2]tensor.DType{from, to}] = sync.OnceValue(func() *[1 << 16]uint32 {
 				list, b := new([1 << 16]uint32), boundsOf(to)
 				mantissa, _ := mantissaAndBias(from)

@@ -89,7 +89,7 @@ func FitOf(path string, c *config.Config, types map[string]Weights, memory int64
 //
 // vocab_size are the logits, and the last product is the mask of attention in F16, with indexers three times as large. The
 // buffer is not a sum of these, because tensors take each other's places; with 4,096 and 32,768 tokens llama.cpp 0c1e57098
-// reserves 72 to 99 % of this for eleven published models, and up to a fifth more for fixtures of some 100 channels.
+// reserves 72 to 99 % of this for ten published models, and up to a fifth more for fixtures of some 100 channels.
 func compute(c *config.Config, m memory) int64 {
 	hidden, tokens := int64(c.HiddenSize), int64(m.Context)*int64(m.Batch)
 	widest, mask, layers := int64(0), int64(2), layersOf(c)
