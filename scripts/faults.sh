@@ -131,7 +131,16 @@ order() {
   python3 - "$work" << 'PY'
 import os, re, sys
 work = sys.argv[1]
-events = [l for l in open(work + "/trace") if "= 0" in l]
+events, begun = [], {}
+for line in open(work + "/trace"):
+    # A call during which another thread has an event, a signal too, takes two lines: it is done at the second.
+    thread, call = line.split(None, 1)
+    if "<unfinished ...>" in call:
+        begun[thread] = call
+        continue
+    call = begun.pop(thread, "") + call if " resumed>" in call else call
+    if "= 0" in call:
+        events.append(call)
 rename = next(i for i, l in enumerate(events) if "rename" in l)
 synced = {m.group(1) for l in events[:rename] for m in [re.search(r"fsync\(\d+<([^>]*)>", l)] if m}
 for name in os.listdir(work + "/run/dst"):
