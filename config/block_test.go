@@ -24,7 +24,9 @@ func TestBlockLayers(t *testing.T) {
 		`{"model_type":"nemotron_h","num_hidden_layers":9,"layers_block_type":["mamba","moe","mlp"]}`:                          {1},
 		`{"model_type":"longcat_flash","num_layers":2}`:                                                                        {0, 1},
 		`{"model_type":"glm5_next","text_config":{"model_type":"glm5_next_text","num_hidden_layers":4}}`:                       {3},
-		`{"model_type":"glm5_next","num_hidden_layers":4}`:                                                                     {3},
+		`{"dim":8,"n_layers":3,"hidden_dim":8,"vocab_size":8,"moe":{"num_experts":4,"num_experts_per_tok":2,"expert_hidden_dim":8,
+			"first_k_dense_replace":2}}`: {2},
+		`{"model_type":"glm5_next","num_hidden_layers":4}`: {3},
 	} {
 		c, err := Parse(strings.NewReader(text))
 		require.NoError(t, err, text)
@@ -65,6 +67,9 @@ func TestBlockProblems(t *testing.T) {
 		`{"model_type":"dots3_note_text","moe_layer_freq":["a"]}`:                               "is not a number or a list of numbers",
 		`{"model_type":"dots3_note_text","mlp_bias":true}`:                                      "biases of the MLPs are not supported",
 		`{"model_type":"axk2","n_group":4}`:                                                     "needs n_group and topk_group",
+		`{"dim":8,"moe":{"num_experts":8,"num_experts_per_tok":2}}`:                             "moe.expert_hidden_dim: missing",
+		`{"dim":8,"moe":{"num_experts":8,"num_experts":2}}`:                                     "key \"num_experts\" appears twice",
+		`{"dim":8,"moe":{"num_experts":2,"num_experts_per_tok":3,"num_expert_groups":4}}`:       "moe.num_experts_per_tok: 3 is more than moe.num_experts 2",
 		`{"model_type":"step3p7"}`:                                                              "",
 		`{"model_type":"zaya"}`:                                                                 "whose mixture is another: its gate is an MLP",
 		`{"model_type":"kimi_k3"}`:                                                              "whose mixture is another",

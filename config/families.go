@@ -15,7 +15,7 @@ var families = []*family{&v1, &v2, &v3, &kimiK2, &glm4MoELite, &axk1, &vl2, &v32
 	&glm4MoE, &dots1, &solarOpen, &hyV3, &minimaxM2, &exaoneMoE, &ernie45MoE, &sarvamMLA, &sarvamMoE, &ling2,
 	&kimiLinear, &bailingHybrid, &mimoV2Flash, &afmoe, &qwen3Next, &flint, &ling1,
 	&mistral4, &axk2, &laguna, &kolibri1, &laraMini, &dots3Note,
-	&beam, &step3p5, &minimaxM3, &glm5Next, &qwen35MoE, &hyV4, &mistralLarge4, &nemotronH, &longcatFlash}
+	&beam, &step3p5, &minimaxM3, &glm5Next, &qwen35MoE, &hyV4, &mistralLarge3, &mistralLarge4, &nemotronH, &longcatFlash}
 
 // Defaults returns the Config of a config.json that names a family and says no more. No rule is checked.
 func Defaults(modelType string) *Config {

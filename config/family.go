@@ -180,6 +180,9 @@ func (f *family) decode(doc document) (*Config, error) {
 
 // position is the place of a problem's field in the table.
 func (f *family) position(p problem.Problem) int {
+	if i := f.index(p.Field); i >= 0 {
+		return i
+	}
 	key, _, _ := strings.Cut(p.Field, ".")
 	return f.index(cmp.Or(f.aliases[key], key))
 }

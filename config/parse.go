@@ -44,6 +44,9 @@ const quantization = "quantization_config"
 
 // decode reads the language model's configuration by the table of its family.
 func decode(doc document) (c *Config, err error) {
+	if doc, err = doc.named(); err != nil {
+		return nil, err
+	}
 	w := wrapperOf(doc.values())
 	inner, err := w.inner(doc)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math"
 	"strings"
 	"testing"
@@ -12,8 +13,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
+	"dsmoe/model/weights"
 	"dsmoe/verify"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
@@ -75,6 +78,37 @@ func TestBlocksFail(t *testing.T) {
 		assert.Equal(t, pack.StageOf(p.Manifest.Block.Layers[0], x.stage), *r.FirstDivergence, family)
 		require.NotEmpty(t, r.Causes, family)
 		assert.Equal(t, x.cause, r.Causes[0].ID, family)
+	}
+}
+
+// TestParamsOfMistral: the mixture that params.json describes is Mistral Large 4's, which its pack shows, and the rules are not
+// those of Mistral Small 4.
+func TestParamsOfMistral(t *testing.T) {
+	for _, golden := range []string{"golden-f32", "golden-bf16"} {
+		for scale, want := range map[string]report.Verdict{"2.5": report.Pass, "1.0": report.Fail} {
+			c, p := open(t, "blocks/mistral-large4/"+golden)
+			params, err := config.Parse(strings.NewReader(`{"dim":16,"n_layers":2,"hidden_dim":24,"norm_eps":1e-05,"vocab_size":24,
+				"moe":{"num_experts":8,"num_experts_per_tok":3,"num_shared_experts":1,"expert_hidden_dim":8,"first_k_dense_replace":1,
+				"num_expert_groups":4,"num_expert_groups_per_tok":2,"routed_scale":` + scale + `}}`))
+			require.NoError(t, err)
+			p.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "torch"}
+			p.Manifest.Config = nil
+			r := run(t, params, withoutLayerScales{c}, p, verify.Options{})
+			assert.Equal(t, want, r.Verdict, golden+scale)
+		}
+	}
+}
+
+// withoutLayerScales lacks the one tensor that Mistral Large 4 has outside attention, and Mistral Large 3 has not.
+type withoutLayerScales struct{ weights.Source }
+
+func (s withoutLayerScales) Tensors() iter.Seq[tensor.Info] {
+	return func(yield func(tensor.Info) bool) {
+		for info := range s.Source.Tensors() {
+			if info.Name != "lerope.alpha" && !yield(info) {
+				return
+			}
+		}
 	}
 }
 

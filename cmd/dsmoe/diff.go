@@ -148,7 +148,7 @@ func openSide(ctx context.Context, path string, o diff.Options) (*checkpoint.Che
 	c, err := openerOf(ctx).OpenPart(path, need)
 	if err == nil && c.Config.Computable() != nil {
 		c.Close()
-		return nil, problem.In(c.Path, problem.Of(checkpoint.ConfigName, c.Config.Computable())...)
+		return nil, problem.In(c.Path, problem.Of(c.ConfigFile(), c.Config.Computable())...)
 	}
 	return c, err
 }

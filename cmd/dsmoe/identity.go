@@ -32,9 +32,9 @@ type checkpointFiles struct {
 // pack lists.
 func (f *checkpointFiles) compare(c *checkpoint.Checkpoint, p *pack.Pack, hashWeights bool) error {
 	f.Files, f.Hashes = map[string]string{}, map[string]string{}
-	held := map[string]bool{checkpoint.ConfigName: true} // and whether it is hashed
+	held := map[string]bool{c.ConfigFile(): true} // and whether it is hashed
 	if c.ConfigInside() {
-		delete(held, checkpoint.ConfigName)
+		clear(held)
 	}
 	for _, file := range c.Inventory.Files {
 		held[file.Name] = hashWeights
@@ -83,8 +83,8 @@ func (f *checkpointFiles) others(c *checkpoint.Checkpoint) (others []string, sam
 	}
 	same = len(f.Files) > 0
 	for _, name := range slices.Sorted(maps.Keys(f.Files)) {
-		same = same && (f.Files[name] == "same" || name == checkpoint.ConfigName)
-		if f.Files[name] == "differs" && name != checkpoint.ConfigName {
+		same = same && (f.Files[name] == "same" || checkpoint.IsConfig(name))
+		if f.Files[name] == "differs" && !checkpoint.IsConfig(name) {
 			others = append(others, fmt.Sprintf("%s (%s)", text.Quote(name), weights.PartsOf(holds[name])))
 		}
 	}
@@ -94,16 +94,16 @@ func (f *checkpointFiles) others(c *checkpoint.Checkpoint) (others []string, sam
 // String says in a few words what compare found.
 func (f *checkpointFiles) String() string {
 	count := map[string]int{}
+	var parts []string
 	for name, state := range f.Files {
-		if name != checkpoint.ConfigName {
+		if checkpoint.IsConfig(name) {
+			parts = append(parts, name+" "+map[string]string{"same": "as in the pack",
+				"differs": "with another hash than in the pack", "not there": "is absent (the weight file holds the config)"}[state])
+		} else {
 			count[state]++
 		}
 	}
-	var parts []string
-	if state, ok := f.Files[checkpoint.ConfigName]; ok {
-		parts = append(parts, checkpoint.ConfigName+" "+map[string]string{"same": "as in the pack",
-			"differs": "with another hash than in the pack", "not there": "is absent (the weight file holds the config)"}[state])
-	}
+	slices.Sort(parts)
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		if state != "not hashed" {
 			parts = append(parts, fmt.Sprintf("%s %s", text.Plural(count[state], "weight file"), map[string]string{

@@ -79,7 +79,7 @@ dsmoe help memory  the formulas`,
 // fitting works out which of the types of GGUF files that convert writes of src fit into so many bytes of memory.
 func fitting(q *query, src *checkpoint.Checkpoint, memory int64, contexts, batches []int) (cli.Result, error) {
 	if err := src.Config.Attends(); err != nil {
-		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, err)...)
+		return nil, problem.In(src.Path, problem.Of(src.ConfigFile(), err)...)
 	}
 	if len(contexts) > 1 || len(batches) != 1 {
 		return nil, cli.Misuse(q.Command, "--fit takes one --context and one --batch")

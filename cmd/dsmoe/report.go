@@ -125,7 +125,7 @@ func (f *reportFlags) report(cmd *cobra.Command, path string) (*report.Report, e
 		return nil, err
 	}
 	if c := in.Checkpoint.Config; c != nil && c.Computable() != nil {
-		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, c.Computable())...)
+		return nil, problem.In(src.Path, problem.Of(src.ConfigFile(), c.Computable())...)
 	}
 	if in.Weights, err = usableWeights(src); err != nil {
 		in.Unusable = err

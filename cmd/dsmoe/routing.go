@@ -16,7 +16,6 @@ import (
 
 	"dsmoe/cmd/dsmoe/internal/cli"
 	"dsmoe/config"
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/remote"
 	"dsmoe/inspect"
 	"dsmoe/inspect/routing"
@@ -192,7 +191,7 @@ func (o *routingFlags) forward(cmd *cobra.Command, path string, options routing.
 	}
 	defer c.Close()
 	if err := c.Config.Attends(); err != nil {
-		return nil, problem.In(path, problem.Of(checkpoint.ConfigName, err)...)
+		return nil, problem.In(path, problem.Of(c.ConfigFile(), err)...)
 	}
 	in, err := o.input(c.Config.VocabSize)
 	if err != nil {

@@ -287,7 +287,7 @@ func (o *verifyOptions) verify(ctx context.Context, path, golden string, p *pack
 	options := o.options(p.DType, func(done, total int) { b.Set("verifying", int64(done), int64(total)) })
 	options.Pages, options.Decoded, options.Against, options.Replay = c, c, other, replayed
 	if !c.ConfigInside() {
-		if options.ConfigHash, err = hashFile(c, checkpoint.ConfigName); err != nil {
+		if options.ConfigHash, err = hashFile(c, c.ConfigFile()); err != nil {
 			return r, err
 		}
 	}

@@ -229,6 +229,22 @@ func (c *Checkpoint) States() (map[string]string, error) {
 // OpenOther opens a file of the checkpoint's directory that holds no weights.
 func (c *Checkpoint) OpenOther(name string) (fs.File, error) { return c.Source.Open(name) }
 
+// ConfigFile returns the name of the file with the config; empty for a format with the config inside.
+func (c *Checkpoint) ConfigFile() string {
+	if c.format == nil { // a config alone
+		return ConfigName
+	}
+	return c.format.Config
+}
+
+// Rewritten returns f, or the format that is f with the names that the checkpoint's own files have.
+func (c *Checkpoint) Rewritten(f *format.Format) *format.Format {
+	if c.format != nil && c.format.Name == f.Name {
+		return c.format
+	}
+	return f
+}
+
 // ConfigText returns config.json as it is written, or as the weight files' keys say it.
 func (c *Checkpoint) ConfigText() ([]byte, error) {
 	switch {
@@ -237,7 +253,7 @@ func (c *Checkpoint) ConfigText() ([]byte, error) {
 	case c.document != nil:
 		return c.document, nil
 	}
-	f, err := c.OpenOther(ConfigName)
+	f, err := c.OpenOther(c.ConfigFile())
 	if err != nil {
 		return nil, err
 	}

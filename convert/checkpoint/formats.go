@@ -17,6 +17,17 @@ import (
 // is searched for them.
 var formats = []*format.Format{safetensors.Format(), torchbin.Format(), gguf.Format()}
 
+// mistral is the form of a directory with params.json and without config.json.
+var mistral = safetensors.Mistral()
+
+// formatsIn lists the formats of a directory with these files, in the order in which it is searched for them.
+func formatsIn(entries []string) []*format.Format {
+	if slices.Contains(entries, mistral.Config) && !slices.Contains(entries, ConfigName) {
+		return append([]*format.Format{mistral}, formats...)
+	}
+	return formats
+}
+
 // formatOf returns the first format for which is holds, or nil.
 func formatOf(is func(*format.Format) bool) *format.Format {
 	if i := slices.IndexFunc(formats, is); i >= 0 {
@@ -86,5 +97,8 @@ func WrittenNames() (names []string) {
 	return names
 }
 
-// ConfigName is the file name of a config.
+// ConfigName is the file name of a config, but for Mistral's own files.
 const ConfigName = "config.json"
+
+// IsConfig reports whether a file of that name is the config beside weights.
+func IsConfig(name string) bool { return name == ConfigName || name == mistral.Config }

@@ -33,8 +33,10 @@ const snapshotHint = "give the path of a snapshot"
 // exist and has the form ORG/NAME stands for the cache of that model. Snapshot returns any
 // other path unchanged. The error, of type *problem.Error, explains why it cannot choose a snapshot.
 func Snapshot(path string) (string, error) {
-	if _, err := os.Stat(filepath.Join(path, ConfigName)); err == nil {
-		return path, nil
+	for _, config := range []string{ConfigName, mistral.Config} {
+		if _, err := os.Stat(filepath.Join(path, config)); err == nil {
+			return path, nil
+		}
 	}
 	path, err := downloaded(path)
 	if err != nil {

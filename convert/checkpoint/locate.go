@@ -65,6 +65,9 @@ func locateFile(path string, dir source.Dir, name string) (*location, error) {
 		return nil, problem.New(path, isAdapter, adapterHint)
 	}
 	if f := FormatOf(name); f != nil {
+		if entries, err := dir.List(""); err == nil && mistral.Recognise(name) {
+			f = formatsIn(entries)[0]
+		}
 		l := &location{dir: dir, format: f, files: []string{name}, alone: true}
 		if family, part, ok := shardFamily(name); ok && f.Index == "" {
 			entries, err := readDir(dir)
@@ -86,6 +89,9 @@ func locateFile(path string, dir source.Dir, name string) (*location, error) {
 		return nil, problem.New(path, "is not a checkpoint", "give a directory, a .safetensors file or a "+formats[0].Index)
 	}
 	entries, err := readDir(dir)
+	if mistral.IsIndex(name) {
+		f = formatsIn(entries)[0]
+	}
 	return &location{dir: dir, format: f, index: name, weightFiles: belonging(f, entries)}, err
 }
 
@@ -111,7 +117,7 @@ func (l *location) search(path string) (*location, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range formats {
+	for _, f := range formatsIn(entries) {
 		if l.find(f, entries) {
 			return l, nil
 		}

@@ -35,7 +35,7 @@ func (o Opener) Open(path string) (*Checkpoint, error) {
 	c, err := o.OpenPart(path, nil)
 	if err == nil && c.Config.Computable() != nil {
 		c.Close()
-		return nil, problem.In(c.Path, problem.Of(ConfigName, c.Config.Computable())...)
+		return nil, problem.In(c.Path, problem.Of(c.ConfigFile(), c.Config.Computable())...)
 	}
 	return c, err
 }
@@ -81,7 +81,7 @@ func (o Opener) RemoteConfig(path string) (*config.Config, []byte, error) {
 	case errors.As(err, &e):
 		return nil, nil, err
 	case l.format.Dialect == nil:
-		return computable(l.dir, ConfigName)
+		return computable(l.dir, l.format.Config)
 	}
 	c, err := o.Open(path)
 	if err != nil {

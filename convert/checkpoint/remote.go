@@ -14,7 +14,7 @@ import (
 )
 
 // companions are files that stand beside weights. Of a server that lists no directory they are asked for.
-var companions = []string{ConfigName, ModelOptName, "adapter_config.json", "dsmoe.manifest.json", "generation_config.json", "tokenizer.json",
+var companions = []string{ConfigName, mistral.Config, ModelOptName, "adapter_config.json", "dsmoe.manifest.json", "generation_config.json", "tokenizer.json",
 	"tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
 	"chat_template.jinja", "configuration_deepseek.py", "modeling_deepseek.py"}
 
@@ -36,7 +36,7 @@ func (o Opener) locateRemote(path string) (*location, error) {
 		return locateDir(dir)
 	}
 	names := slices.Clone(companions)
-	for _, f := range formats {
+	for _, f := range append(formats, mistral) {
 		names = append(names, f.Single)
 		if f.Index != "" {
 			names = append(names, f.Index)

@@ -29,9 +29,9 @@ func (o Opener) scan(path string, need Need) (*scanner, error) {
 	s := &scanner{location: *loc, inv: &Inventory{Path: loc.path, Files: []FileInfo{}, Problems: []problem.Problem{},
 		Notes: []problem.Problem{}}}
 	if s.format.Dialect == nil {
-		s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, ConfigName)
+		s.inv.Config, _, s.inv.ConfigErr = readConfig(s.dir, s.format.Config)
 		if s.inv.ConfigErr != nil {
-			s.unusable(s.inv.ConfigErr, problem.Of(ConfigName, s.inv.ConfigErr))
+			s.unusable(s.inv.ConfigErr, problem.Of(s.format.Config, s.inv.ConfigErr))
 		}
 	}
 	s.readIndex()
@@ -75,7 +75,7 @@ func (s *scanner) readIndex() {
 	index, err := readIndex(s.dir, s.index, s.format)
 	if c := s.inv.Config; err == nil && c != nil &&
 		!slices.ContainsFunc(index.weights, func(w weight) bool { return weights.Implied(c, w.tensor) }) {
-		err = fmt.Errorf("weight_map names no weight that %s implies; its %s begin with %s", ConfigName,
+		err = fmt.Errorf("weight_map names no weight that %s implies; its %s begin with %s", s.format.Config,
 			text.Plural(index.Tensors, "name"), text.Quote(index.weights[0].tensor))
 	}
 	if err != nil {

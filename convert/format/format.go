@@ -25,6 +25,8 @@ type Format struct {
 	ShardBytes int64
 	// Index is the file name of the index of a checkpoint in shards.
 	Index string
+	// Config is the file name of the config beside the weights; empty with a Dialect.
+	Config string
 	// IsIndex accepts the name of an index of this format, its variants too.
 	IsIndex func(file string) bool
 	// Belongs reports whether a file in a checkpoint's directory may be part of the

@@ -92,7 +92,7 @@ func (c *conversion) carry() (others []Other, left []string, err error) {
 func (c *conversion) isReplaced(name string) bool {
 	index := c.src.Inventory.Index
 	file, beside := strings.CutSuffix(name, FileManifest)
-	return name == checkpoint.ConfigName || name == ManifestName || beside && checkpoint.IsWeights(file) ||
+	return name == c.configName() || name == ManifestName || beside && checkpoint.IsWeights(file) ||
 		name == checkpoint.ModelOptName && c.o.DType != tensor.Invalid && !c.o.encodes() ||
 		index != nil && (name == index.File || slices.Contains(index.Shards, name)) ||
 		slices.ContainsFunc(c.src.Inventory.Files, func(f checkpoint.FileInfo) bool { return f.Name == name })

@@ -23,7 +23,7 @@ func Conversion(src *checkpoint.Checkpoint, o Options) (*Plan, error) {
 	changes := c.format.Dialect != nil || o.DType != tensor.Invalid || o.Mixture != "" || o.Names != "" ||
 		o.Adapter != nil || o.Experts == FusedExperts || o.Experts == PerExpert || len(o.Layers) > 0 || o.MTP || o.NoMTP || o.Prune.some()
 	if (changes || src.Config.Quantization.Unread != nil) && src.Config.Computable() != nil { // more than files of other sizes and fewer tensors
-		return nil, problem.In(src.Path, problem.Of(checkpoint.ConfigName, src.Config.Computable())...)
+		return nil, problem.In(src.Path, problem.Of(src.ConfigFile(), src.Config.Computable())...)
 	}
 	chosen := c.choose()
 	if err := c.refused(nil); err != nil {
@@ -77,6 +77,7 @@ func newConversion(src *checkpoint.Checkpoint, o Options) (*conversion, error) {
 	if err != nil {
 		return nil, err
 	}
+	f = src.Rewritten(f)
 	if o.Mixture != "" && (f.Dialect == nil || !slices.Contains(f.Dialect.Types, o.Mixture)) {
 		return nil, fmt.Errorf("type %s: %s does not have it, but --to gguf, or a DST that ends in .gguf, does",
 			text.Quote(o.Mixture), f.Name)

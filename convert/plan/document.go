@@ -5,6 +5,7 @@ package plan
 import (
 	"bytes"
 	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -24,11 +25,29 @@ type documentMember struct {
 }
 
 // editDocument applies edits to the object in document, which is valid JSON. It adds missing
-// keys at the end.
+// keys at the end. A key such as "moe.num_experts" is one of the object moe in it.
 func editDocument(document []byte, edits []edit) ([]byte, error) {
 	members, err := documentMembers(document)
 	if err != nil || len(edits) == 0 {
 		return document, err
+	}
+	for _, m := range members {
+		var inside, others []edit
+		for _, e := range edits {
+			if key, ok := strings.CutPrefix(e.key, m.key+"."); ok {
+				inside = append(inside, edit{key, e.value})
+			} else {
+				others = append(others, e)
+			}
+		}
+		if inside == nil {
+			continue
+		}
+		changed, err := editDocument(document[m.value:m.end], inside)
+		if err != nil {
+			return nil, err
+		}
+		edits = append(others, edit{m.key, changed})
 	}
 	if len(members) == 0 {
 		return append(appendMembers([]byte("{"), "", edits, true), "}\n"...), nil

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/model/digest"
 	"dsmoe/model/tensor"
@@ -102,7 +101,7 @@ func (p *Plan) writeIndex(w io.Writer) error {
 
 // describe returns config.json, with document as its text, and the index of several files.
 func (p *Plan) describe(document []byte) []Other {
-	others := []Other{{Name: checkpoint.ConfigName, Size: int64(len(document)), Hash: digest.Of(document), Text: document}}
+	others := []Other{{Name: p.Format.Config, Size: int64(len(document)), Hash: digest.Of(document), Text: document}}
 	if p.Index != "" {
 		h := digest.New()
 		var size countedBytes

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"dsmoe/convert/checkpoint"
 	"dsmoe/convert/format"
 	"dsmoe/convert/operation"
 	"dsmoe/model/digest"
@@ -226,10 +225,10 @@ func (p *Plan) CarriedNames() []string {
 // without them does not look like a checkpoint. A format with the config inside has its
 // first file last.
 func (p *Plan) FinishOrder() (names []string) {
-	last := []string{checkpoint.ConfigName, p.Index}
+	last := []string{p.Format.Config, p.Index}
 	configured := false
 	for _, f := range p.Others {
-		configured = configured || f.Name == checkpoint.ConfigName
+		configured = configured || f.Name == p.Format.Config
 		if !slices.Contains(last, f.Name) {
 			names = append(names, f.Name)
 		}
@@ -242,7 +241,7 @@ func (p *Plan) FinishOrder() (names []string) {
 		slices.Reverse(files)
 		return append(append(names, p.Manifest()), files...)
 	}
-	names = append(append(names, files...), ManifestName, checkpoint.ConfigName)
+	names = append(append(names, files...), ManifestName, p.Format.Config)
 	if p.Index != "" {
 		names = append(names, p.Index)
 	}

@@ -4,6 +4,7 @@ package plan
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -44,18 +45,29 @@ func (c *conversion) rewrite(chosen selection) (d document, err error) {
 		return d, err
 	}
 	if d.config, err = config.Parse(bytes.NewReader(d.text)); err != nil {
-		return d, fmt.Errorf("%s as it would be written: %w", checkpoint.ConfigName, err)
+		return d, fmt.Errorf("%s as it would be written: %w", c.configName(), err)
 	}
 	d.missing = c.missing(d.config, chosen)
 	c.checkExceptions(d.config, chosen)
 	return d, nil
 }
 
+// configName is what the config of the source, or of a directory, is called.
+func (c *conversion) configName() string { return cmp.Or(c.src.ConfigFile(), checkpoint.ConfigName) }
+
 // edits are the changes to a document with these members.
 func (c *conversion) edits(document []byte, members []documentMember, chosen selection) []edit {
 	values := map[string]string{} // by key
 	for _, m := range members {
-		values[m.key] = string(document[m.value:m.end])
+		value := document[m.value:m.end]
+		values[m.key] = string(value)
+		var within []documentMember
+		if value[0] == '{' {
+			within, _ = documentMembers(value) // the config was parsed
+		}
+		for _, of := range within {
+			values[m.key+"."+of.key] = string(value[of.value:of.end])
+		}
 	}
 	return slices.Concat(c.dtypeEdits(values), c.layerEdits(values, chosen), c.expertEdits(values))
 }
@@ -75,7 +87,7 @@ func (c *conversion) dtypeEdits(values map[string]string) (edits []edit) {
 		return nil
 	}
 	name := strconv.Quote(table.TorchName(c.o.DType))
-	if values["torch_dtype"] == "" && values["dtype"] == "" {
+	if values["torch_dtype"] == "" && values["dtype"] == "" && c.src.Config.HasKey("torch_dtype") {
 		edits = append(edits, edit{"torch_dtype", []byte(name)})
 	}
 	set("torch_dtype", name)

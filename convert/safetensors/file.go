@@ -18,6 +18,7 @@ func Format() *format.Format {
 		// what transformers writes
 		ShardBytes: 5_000_000_000,
 		Index:      "model.safetensors.index.json",
+		Config:     "config.json",
 		IsIndex: func(file string) bool { // or a variant of it, such as model.safetensors.index.fp16.json
 			return strings.HasSuffix(file, ".json") && strings.Contains(file, ".safetensors.index.")
 		},
@@ -28,6 +29,16 @@ func Format() *format.Format {
 			return NewLayout(tensors, nil)
 		},
 	}
+}
+
+// Mistral is safetensors under the names that Mistral's own files have.
+func Mistral() *format.Format {
+	f := Format()
+	f.Single, f.Index, f.Config = "consolidated.safetensors", "consolidated.safetensors.index.json", "params.json"
+	f.IsIndex = func(file string) bool { return file == f.Index }
+	f.Recognise = func(file string) bool { return isWeights(file) && strings.HasPrefix(file, "consolidated") }
+	f.Belongs = f.Recognise
+	return f
 }
 
 func isWeights(file string) bool { return filepath.Ext(file) == ".safetensors" }

@@ -37,6 +37,7 @@ func Format() *format.Format {
 		Recognise: func(file string) bool { return slices.Contains([]string{".bin", ".pt", ".pth"}, filepath.Ext(file)) },
 		Single:    "pytorch_model.bin",
 		Index:     "pytorch_model.bin.index.json",
+		Config:    "config.json",
 		// or a variant of it
 		IsIndex: func(file string) bool {
 			return strings.HasSuffix(file, ".json") && strings.Contains(file, ".bin.index.")

@@ -14,7 +14,7 @@ var families = []*Family{&familyV1, &familyV2, &familyV3, &familyAXK1, &familyVL
 	&familySarvamMoE, &familyLing2,
 	&familyKimiLinear, &familyBailingHybrid, &familyMiMoV2Flash, &familyAfmoe, &familyQwen3Next, &familyFlint,
 	&familyLing1, &familyMistral4, &familyAXK2, &familyLaguna, &familyKolibri1, &familyLaraMini, &familyDots3Note,
-	&familyBeam, &familyStep3p5, &familyMiniMaxM3, &familyGLM5Next, &familyQwen35MoE, &familyHYV4, &familyMistralLarge4,
+	&familyBeam, &familyStep3p5, &familyMiniMaxM3, &familyGLM5Next, &familyQwen35MoE, &familyHYV4, &familyMistralLarge3, &familyMistralLarge4,
 	&familyNemotronH, &familyLongcatFlash}
 
 // FamilyOf returns the table of c's model_type. Every model_type that package
