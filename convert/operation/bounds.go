@@ -78,50 +78,16 @@ func (b *bounds) checkAll(out []byte, n int, slack float64, exact func(i int) fl
 	rounded func(v []float32, i int)) error {
 	var values [512]float32
 	size := int(b.dtype.Bytes(1))
-	for i := 0; i < n; {
+	for i := 0; i < n; i += len(values) {
 		v := values[:min(len(values), n-i)]
 		rounded(v, i)
-		for end := i + len(v); ; i++ {
-			if i += b.plain(v[len(v)-(end-i):], out[size*i:]); i == end {
-				break
-			}
-			if !b.check(exact(i), out, i, slack) {
-				return &Mismatch{i, hexOf(out[size*i : size*(i+1)]), fmt.Sprint(exact(i))}
+		for k := range tensor.DoubtfulRoundings(out[size*i:size*(i+len(v))], b.dtype, tensor.Float32Bytes(v), tensor.F32) {
+			if value := exact(i + k); !b.check(value, out, i+k, slack) {
+				return &Mismatch{i + k, hexOf(out[size*(i+k):][:size]), fmt.Sprint(value)}
 			}
 		}
 	}
 	return nil
-}
-
-// plain returns how many of the first elements of out need no look at the bounds: v is
-// the very F32 that was written, or lies less than half a step from a normal number of
-// the other dtypes.
-func (b *bounds) plain(v []float32, out []byte) int {
-	switch b.dtype {
-	case tensor.F32:
-		for i, x := range v {
-			if math.Float32bits(x) != binary.LittleEndian.Uint32(out[4*i:]) {
-				return i
-			}
-		}
-	case tensor.BF16:
-		for i, x := range v {
-			h := uint32(binary.LittleEndian.Uint16(out[2*i:]))
-			exponent := h & 0x7f80
-			if math.Float32bits(x)-h<<16+0x7fff >= 0xffff || exponent == 0 || exponent == 0x7f80 {
-				return i
-			}
-		}
-	default:
-		for i, x := range v {
-			h := uint32(binary.LittleEndian.Uint16(out[2*i:]))
-			exponent, bits := h&0x7c00, h&0x8000<<16|h&0x7fff<<13+112<<23
-			if math.Float32bits(x)-bits+0xfff >= 0x1fff || exponent == 0 || exponent == 0x7c00 {
-				return i
-			}
-		}
-	}
-	return len(v)
 }
 
 // The tables of values, made when they are first needed.
@@ -130,55 +96,25 @@ var (
 	boundsF16  = sync.OnceValue(func() *bounds { return newBounds(tensor.F16) })
 	boundsBF16 = sync.OnceValue(func() *bounds { return newBounds(tensor.BF16) })
 
-	// valuesF16 lists the values of all F16 bit patterns.
-	valuesF16 = sync.OnceValue(func() []float64 { return valuesOf(tensor.F16) })
-)
-
-// valuesOf lists the values of all bit patterns of F16 or BF16, by the definition of the dtype.
-func valuesOf(d tensor.DType) []float64 {
-	mantissa, bias := mantissaAndBias(d)
-	infinity := (2*bias + 1) << mantissa
-	values := make([]float64, 1<<16)
-	for i := range values {
-		abs := i & 0x7fff
-		values[i] = math.NaN()
-		switch {
-		case abs < infinity:
-			values[i] = magnitude(abs, d)
-		case abs == infinity:
-			values[i] = math.Inf(1)
-		}
-		if i&0x8000 != 0 {
-			values[i] = -values[i]
-		}
-	}
-	return values
-}
-
-// roundings list, by two dtypes, for every bit pattern of F16 or BF16 the pattern that its value rounds to in the other
-// dtype. A NaN has its payload in F32, and none in the others.
-var roundings = func() map[[2]tensor.DType]func() *[1 << 16]uint32 {
-	made := map[[2]tensor.DType]func() *[1 << 16]uint32{}
-	for _, from := range []tensor.DType{tensor.F16, tensor.BF16} {
-		for _, to := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
-			if to == from {
-				continue
+	// valuesF16 lists the values of all F16 bit patterns, by the definition of the dtype.
+	valuesF16 = sync.OnceValue(func() []float64 {
+		values := make([]float64, 1<<16)
+		for i := range values {
+			abs := i & 0x7fff
+			values[i] = math.NaN()
+			switch {
+			case abs < 0x7c00:
+				values[i] = magnitude(abs, tensor.F16)
+			case abs == 0x7c00:
+				values[i] = math.Inf(1)
 			}
-			made[[2]tensor.DType{from, to}] = sync.OnceValue(func() *[1 << 16]uint32 {
-				list, b := new([1 << 16]uint32), boundsOf(to)
-				mantissa, _ := mantissaAndBias(from)
-				for i, v := range valuesOf(from) {
-					list[i] = b.pattern(v)
-					if v != v && to == tensor.F32 {
-						list[i] = uint32(i&0x8000)<<16 | 0xff<<23 | uint32(i&(1<<mantissa-1))<<(23-mantissa)
-					}
-				}
-				return list
-			})
+			if i&0x8000 != 0 {
+				values[i] = -values[i]
+			}
 		}
-	}
-	return made
-}()
+		return values
+	})
+)
 
 // boundsOf returns the bounds of F32, F16 or BF16.
 func boundsOf(d tensor.DType) *bounds {

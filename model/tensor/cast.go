@@ -7,6 +7,7 @@ package tensor
 
 import (
 	"fmt"
+	"iter"
 	"math"
 
 	"dsmoe/model/internal/kernel"
@@ -63,6 +64,14 @@ func (c *Cast) Convert(dst, src []byte) (lost Loss) {
 		src, dst = src[m:], dst[n:]
 	}
 	return lost
+}
+
+// DoubtfulRoundings yields the indices of the elements of src that are not plainly rounded to those of out, as
+// kernel.DoubtfulRoundings says: most that are zeros, denormal or not finite. Dtypes are F32, F16 and BF16.
+func DoubtfulRoundings(out []byte, to DType, src []byte, from DType) iter.Seq[int] {
+	t, _ := to.Format()
+	f, _ := from.Format()
+	return kernel.DoubtfulRoundings(out, t, src, f)
 }
 
 // Rounded returns v rounded to F32, F16 or BF16, as a cast there and back does.

@@ -334,6 +334,11 @@ func avx512Widen64(dst *float64, src *float32, n int)
 //go:noescape
 func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
 
+// avx512NarrowE4M3 is narrowE4M3.
+//
+//go:noescape
+func avx512NarrowE4M3(dst *byte, src *byte, n int, scales *float32, block int, sums *uint32)
+
 // avx512DotE4M3 is the lanes of Dot32 of dst, which is only read, and each of four rows; n is a positive multiple of 16.
 //
 //go:noescape
@@ -553,6 +558,41 @@ func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) ui
 //
 //go:noescape
 func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
+
+// avx2PlainF32F32 is a plainKernel.
+//
+//go:noescape
+func avx2PlainF32F32(out *byte, src *byte, n int) int
+
+// avx2PlainF32F16 is a plainKernel.
+//
+//go:noescape
+func avx2PlainF32F16(out *byte, src *byte, n int) int
+
+// avx2PlainF32BF16 is a plainKernel.
+//
+//go:noescape
+func avx2PlainF32BF16(out *byte, src *byte, n int) int
+
+// avx2PlainF16BF16 is a plainKernel.
+//
+//go:noescape
+func avx2PlainF16BF16(out *byte, src *byte, n int) int
+
+// avx2PlainF16F32 is a plainKernel.
+//
+//go:noescape
+func avx2PlainF16F32(out *byte, src *byte, n int) int
+
+// avx2PlainBF16F16 is a plainKernel.
+//
+//go:noescape
+func avx2PlainBF16F16(out *byte, src *byte, n int) int
+
+// avx2PlainBF16F32 is a plainKernel.
+//
+//go:noescape
+func avx2PlainBF16F32(out *byte, src *byte, n int) int
 
 // avx2Extremes is extremesPortable.
 //

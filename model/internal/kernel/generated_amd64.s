@@ -11341,19 +11341,19 @@ end:
 	RET
 
 // func avx512NarrowBF16(dst *byte, src *float32, n int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512NarrowBF16(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x00000001, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTD X3, Z3
 	MOVL         $0x00007fff, DX
-	MOVQ         DX, X4
+	VMOVD        DX, X4
 	VPBROADCASTD X4, Z4
 	MOVL         $0x00000040, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Z5
 	SHRQ         $0x04, CX
 	JZ           end
@@ -11401,22 +11401,22 @@ end:
 	RET
 
 // func avx512RoundBF16(dst *float32, src *float32, n int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512RoundBF16(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x00000001, DX
-	MOVQ         DX, X2
+	VMOVD        DX, X2
 	VPBROADCASTD X2, Z2
 	MOVL         $0x00007fff, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTD X3, Z3
 	MOVL         $0x00400000, DX
-	MOVQ         DX, X4
+	VMOVD        DX, X4
 	VPBROADCASTD X4, Z4
 	MOVL         $0xffff0000, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Z5
 	SHRQ         $0x04, CX
 	JZ           end
@@ -11509,19 +11509,19 @@ end:
 	RET
 
 // func avx512NarrowBF16Stream(dst *byte, src *float32, n int)
-// Requires: AVX, AVX512F, MMX+, SSE2
+// Requires: AVX, AVX512F, MMX+
 TEXT ·avx512NarrowBF16Stream(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x00000001, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTD X3, Z3
 	MOVL         $0x00007fff, DX
-	MOVQ         DX, X4
+	VMOVD        DX, X4
 	VPBROADCASTD X4, Z4
 	MOVL         $0x00000040, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Z5
 	SHRQ         $0x04, CX
 	JZ           end
@@ -11594,7 +11594,7 @@ end:
 	RET
 
 // func avx512WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
-// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV, SSE2
+// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV
 TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
@@ -11602,16 +11602,16 @@ TEXT ·avx512WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         scales+24(FP), SI
 	MOVQ         block+32(FP), DI
 	MOVL         $0x0000bf80, DX
-	MOVQ         DX, X2
+	VMOVD        DX, X2
 	VPBROADCASTW X2, Z2
 	MOVL         $0x00003f80, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTW X3, Z3
 	MOVL         $0x00004000, DX
-	MOVQ         DX, X4
+	VMOVD        DX, X4
 	VPBROADCASTW X4, Z4
 	MOVL         $0x43800000, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Z5
 	SHRQ         $0x04, CX
 	JZ           end
@@ -11676,6 +11676,169 @@ next:
 	JNZ   block
 
 end:
+	VZEROUPPER
+	RET
+
+// func avx512NarrowE4M3(dst *byte, src *byte, n int, scales *float32, block int, sums *uint32)
+// Requires: AVX, AVX2, AVX512BW, AVX512F, CMOV
+TEXT ·avx512NarrowE4M3(SB), NOSPLIT, $0-48
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	MOVQ         scales+24(FP), SI
+	MOVQ         block+32(FP), DI
+	MOVL         $0x0000bf80, DX
+	VMOVD        DX, X2
+	VPBROADCASTW X2, Z2
+	MOVL         $0x00003f80, DX
+	VMOVD        DX, X3
+	VPBROADCASTW X3, Z3
+	MOVL         $0x00004000, DX
+	VMOVD        DX, X4
+	VPBROADCASTW X4, Z4
+	MOVL         $0x43800000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Z5
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Z7
+	MOVL         $0x00007fff, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Z8
+	VPXORD       Z9, Z9, Z9
+	VPXORD       Z10, Z10, Z10
+	VPXORD       Z12, Z12, Z12
+	VPTERNLOGD   $0xff, Z11, Z11, Z11
+	SHRQ         $0x04, CX
+	JZ           end
+	SHRQ         $0x04, DI
+
+block:
+	VBROADCASTSS (SI), Z6
+	ADDQ         $0x04, SI
+	MOVQ         DI, R8
+	CMPQ         R8, CX
+	CMOVQGT      CX, R8
+	SUBQ         R8, CX
+	SUBQ         $0x02, R8
+	JL           odd
+
+two:
+	VPMOVZXBW     (BX), Z0
+	VPSLLW        $0x08, Z0, Z0
+	VPSRAW        $0x01, Z0, Z0
+	VPANDD        Z2, Z0, Z0
+	VPANDD        Z3, Z0, Z1
+	VPCMPEQW      Z3, Z1, K1
+	VPADDW        Z4, Z0, K1, Z0
+	VEXTRACTI64X4 $0x01, Z0, Y1
+	VCVTPH2PS     Y0, Z0
+	VMULPS        Z5, Z0, Z0
+	VMULPS        Z6, Z0, Z0
+	VPADDD        Z0, Z0, Z13
+	VPMAXUD       Z13, Z12, Z12
+	VPSUBD        Z7, Z13, Z13
+	VPMINUD       Z13, Z11, Z11
+	VPSLLD        $0x10, Z0, Z13
+	VPCMPEQD      Z9, Z13, K1
+	VPADDD        Z7, Z10, K1, Z10
+	VPSRLD        $0x10, Z0, Z13
+	VPANDD        Z7, Z13, Z13
+	VPADDD        Z8, Z0, Z0
+	VPADDD        Z13, Z0, Z0
+	VPSRLD        $0x10, Z0, Z0
+	VPMOVDW       Z0, (AX)
+	VCVTPH2PS     Y1, Z1
+	VMULPS        Z5, Z1, Z1
+	VMULPS        Z6, Z1, Z1
+	VPADDD        Z1, Z1, Z13
+	VPMAXUD       Z13, Z12, Z12
+	VPSUBD        Z7, Z13, Z13
+	VPMINUD       Z13, Z11, Z11
+	VPSLLD        $0x10, Z1, Z13
+	VPCMPEQD      Z9, Z13, K1
+	VPADDD        Z7, Z10, K1, Z10
+	VPSRLD        $0x10, Z1, Z13
+	VPANDD        Z7, Z13, Z13
+	VPADDD        Z8, Z1, Z1
+	VPADDD        Z13, Z1, Z1
+	VPSRLD        $0x10, Z1, Z1
+	VPMOVDW       Z1, 32(AX)
+	ADDQ          $0x20, BX
+	ADDQ          $0x00000040, AX
+	SUBQ          $0x02, R8
+	JGE           two
+
+odd:
+	ADDQ $0x02, R8
+	JZ   next
+
+some:
+	VPMOVZXBW (BX), Y0
+	VPSLLW    $0x08, Y0, Y0
+	VPSRAW    $0x01, Y0, Y0
+	VPAND     Y2, Y0, Y0
+	VPAND     Y3, Y0, Y1
+	VPCMPEQW  Y3, Y1, Y1
+	VPAND     Y4, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VCVTPH2PS Y0, Z0
+	VMULPS    Z5, Z0, Z0
+	VMULPS    Z6, Z0, Z0
+	VPADDD    Z0, Z0, Z13
+	VPMAXUD   Z13, Z12, Z12
+	VPSUBD    Z7, Z13, Z13
+	VPMINUD   Z13, Z11, Z11
+	VPSLLD    $0x10, Z0, Z13
+	VPCMPEQD  Z9, Z13, K1
+	VPADDD    Z7, Z10, K1, Z10
+	VPSRLD    $0x10, Z0, Z13
+	VPANDD    Z7, Z13, Z13
+	VPADDD    Z8, Z0, Z0
+	VPADDD    Z13, Z0, Z0
+	VPSRLD    $0x10, Z0, Z0
+	VPMOVDW   Z0, (AX)
+	ADDQ      $0x10, BX
+	ADDQ      $0x20, AX
+	DECQ      R8
+	JNZ       some
+
+next:
+	TESTQ CX, CX
+	JNZ   block
+
+end:
+	MOVQ          sums+40(FP), BX
+	VEXTRACTI64X4 $0x01, Z10, Y13
+	VPADDD        Y13, Y10, Y10
+	VEXTRACTI128  $0x01, Y10, X13
+	VPADDD        X13, X10, X10
+	VPSHUFD       $0x4e, X10, X13
+	VPADDD        X13, X10, X10
+	VPSHUFD       $0xb1, X10, X13
+	VPADDD        X13, X10, X10
+	VMOVD         X10, DX
+	MOVL          DX, (BX)
+	VEXTRACTI64X4 $0x01, Z11, Y13
+	VPMINUD       Y13, Y11, Y11
+	VEXTRACTI128  $0x01, Y11, X13
+	VPMINUD       X13, X11, X11
+	VPSHUFD       $0x4e, X11, X13
+	VPMINUD       X13, X11, X11
+	VPSHUFD       $0xb1, X11, X13
+	VPMINUD       X13, X11, X11
+	VMOVD         X11, DX
+	MOVL          DX, 4(BX)
+	VEXTRACTI64X4 $0x01, Z12, Y13
+	VPMAXUD       Y13, Y12, Y12
+	VEXTRACTI128  $0x01, Y12, X13
+	VPMAXUD       X13, X12, X12
+	VPSHUFD       $0x4e, X12, X13
+	VPMAXUD       X13, X12, X12
+	VPSHUFD       $0xb1, X12, X13
+	VPMAXUD       X13, X12, X12
+	VMOVD         X12, DX
+	MOVL          DX, 8(BX)
 	VZEROUPPER
 	RET
 
@@ -11930,19 +12093,19 @@ end:
 	RET
 
 // func avx2NarrowBF16(dst *byte, src *float32, n int)
-// Requires: AVX, AVX2, SSE2
+// Requires: AVX, AVX2
 TEXT ·avx2NarrowBF16(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x00000001, DX
-	MOVQ         DX, X7
+	VMOVD        DX, X7
 	VPBROADCASTD X7, Y7
 	MOVL         $0x00007fff, DX
-	MOVQ         DX, X8
+	VMOVD        DX, X8
 	VPBROADCASTD X8, Y8
 	MOVL         $0x00000040, DX
-	MOVQ         DX, X9
+	VMOVD        DX, X9
 	VPBROADCASTD X9, Y9
 	SHRQ         $0x04, CX
 	JZ           end
@@ -12004,22 +12167,22 @@ end:
 	RET
 
 // func avx2RoundBF16(dst *float32, src *float32, n int)
-// Requires: AVX, AVX2, SSE2
+// Requires: AVX, AVX2
 TEXT ·avx2RoundBF16(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x00000001, DX
-	MOVQ         DX, X6
+	VMOVD        DX, X6
 	VPBROADCASTD X6, Y6
 	MOVL         $0x00007fff, DX
-	MOVQ         DX, X7
+	VMOVD        DX, X7
 	VPBROADCASTD X7, Y7
 	MOVL         $0x00400000, DX
-	MOVQ         DX, X8
+	VMOVD        DX, X8
 	VPBROADCASTD X8, Y8
 	MOVL         $0xffff0000, DX
-	MOVQ         DX, X9
+	VMOVD        DX, X9
 	VPBROADCASTD X9, Y9
 	SHRQ         $0x04, CX
 	JZ           end
@@ -12132,19 +12295,19 @@ end:
 	RET
 
 // func avx2NarrowBF16Stream(dst *byte, src *float32, n int)
-// Requires: AVX, AVX2, MMX+, SSE2
+// Requires: AVX, AVX2, MMX+
 TEXT ·avx2NarrowBF16Stream(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x00000001, DX
-	MOVQ         DX, X7
+	VMOVD        DX, X7
 	VPBROADCASTD X7, Y7
 	MOVL         $0x00007fff, DX
-	MOVQ         DX, X8
+	VMOVD        DX, X8
 	VPBROADCASTD X8, Y8
 	MOVL         $0x00000040, DX
-	MOVQ         DX, X9
+	VMOVD        DX, X9
 	VPBROADCASTD X9, Y9
 	SHRQ         $0x04, CX
 	JZ           end
@@ -12235,7 +12398,7 @@ end:
 	RET
 
 // func avx2WidenE4M3(dst *float32, src *byte, n int, scales *float32, block int)
-// Requires: AVX, AVX2, CMOV, F16C, SSE2
+// Requires: AVX, AVX2, CMOV, F16C
 TEXT ·avx2WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
@@ -12243,16 +12406,16 @@ TEXT ·avx2WidenE4M3(SB), NOSPLIT, $0-40
 	MOVQ         scales+24(FP), SI
 	MOVQ         block+32(FP), DI
 	MOVL         $0x0000bf80, DX
-	MOVQ         DX, X2
+	VMOVD        DX, X2
 	VPBROADCASTW X2, Y2
 	MOVL         $0x00003f80, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTW X3, Y3
 	MOVL         $0x00004000, DX
-	MOVQ         DX, X4
+	VMOVD        DX, X4
 	VPBROADCASTW X4, Y4
 	MOVL         $0x43800000, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Y5
 	SHRQ         $0x04, CX
 	JZ           end
@@ -12296,7 +12459,7 @@ end:
 	RET
 
 // func avx2NarrowE4M3(dst *byte, src *byte, n int, scales *float32, block int, sums *uint32)
-// Requires: AVX, AVX2, CMOV, F16C, SSE2
+// Requires: AVX, AVX2, CMOV, F16C
 TEXT ·avx2NarrowE4M3(SB), NOSPLIT, $0-48
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
@@ -12304,22 +12467,22 @@ TEXT ·avx2NarrowE4M3(SB), NOSPLIT, $0-48
 	MOVQ         scales+24(FP), SI
 	MOVQ         block+32(FP), DI
 	MOVL         $0x0000bf80, DX
-	MOVQ         DX, X2
+	VMOVD        DX, X2
 	VPBROADCASTW X2, Y2
 	MOVL         $0x00003f80, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTW X3, Y3
 	MOVL         $0x00004000, DX
-	MOVQ         DX, X4
+	VMOVD        DX, X4
 	VPBROADCASTW X4, Y4
 	MOVL         $0x43800000, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Y5
 	MOVL         $0x00000001, DX
-	MOVQ         DX, X7
+	VMOVD        DX, X7
 	VPBROADCASTD X7, Y7
 	MOVL         $0x00007fff, DX
-	MOVQ         DX, X8
+	VMOVD        DX, X8
 	VPBROADCASTD X8, Y8
 	VXORPS       Y9, Y9, Y9
 	VXORPS       Y10, Y10, Y10
@@ -12388,29 +12551,29 @@ some:
 	JNZ          block
 
 end:
+	MOVQ         sums+40(FP), BX
 	VEXTRACTI128 $0x01, Y10, X13
 	VPADDD       X13, X10, X10
 	VPSHUFD      $0x4e, X10, X13
 	VPADDD       X13, X10, X10
 	VPSHUFD      $0xb1, X10, X13
 	VPADDD       X13, X10, X10
+	VMOVD        X10, DX
+	MOVL         DX, (BX)
 	VEXTRACTI128 $0x01, Y11, X13
 	VPMINUD      X13, X11, X11
 	VPSHUFD      $0x4e, X11, X13
 	VPMINUD      X13, X11, X11
 	VPSHUFD      $0xb1, X11, X13
 	VPMINUD      X13, X11, X11
+	VMOVD        X11, DX
+	MOVL         DX, 4(BX)
 	VEXTRACTI128 $0x01, Y12, X13
 	VPMAXUD      X13, X12, X12
 	VPSHUFD      $0x4e, X12, X13
 	VPMAXUD      X13, X12, X12
 	VPSHUFD      $0xb1, X12, X13
 	VPMAXUD      X13, X12, X12
-	MOVQ         sums+40(FP), BX
-	VMOVD        X10, DX
-	MOVL         DX, (BX)
-	VMOVD        X11, DX
-	MOVL         DX, 4(BX)
 	VMOVD        X12, DX
 	MOVL         DX, 8(BX)
 	VZEROUPPER
@@ -12672,16 +12835,16 @@ end:
 	RET
 
 // func avx512Shorten(dst *float32, src *float32, n int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512Shorten(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x7fffffff, DX
-	MOVQ         DX, X2
+	VMOVD        DX, X2
 	VPBROADCASTD X2, Z2
 	MOVL         $0x1fffffff, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTD X3, Z3
 	SHRQ         $0x04, CX
 	JZ           end
@@ -12703,7 +12866,7 @@ end:
 	RET
 
 // func avx512Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512Partial1(SB), NOSPLIT, $0-64
 	VMOVUPS      halfShort<>+0(SB), Z12
 	VMOVUPS      shortMask<>+0(SB), Z13
@@ -12713,7 +12876,7 @@ TEXT ·avx512Partial1(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Z10
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Z11
 	VMOVUPS      (AX), Z0
 	VMOVUPS      128(AX), Z2
@@ -12843,7 +13006,7 @@ store:
 	RET
 
 // func avx512Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512Partial2(SB), NOSPLIT, $0-64
 	VMOVUPS      halfShort<>+0(SB), Z16
 	VMOVUPS      shortMask<>+0(SB), Z17
@@ -12853,7 +13016,7 @@ TEXT ·avx512Partial2(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Z14
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Z15
 	VMOVUPS      (AX), Z0
 	VMOVUPS      256(AX), Z4
@@ -13039,7 +13202,7 @@ store:
 	RET
 
 // func avx512Partial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512Partial4(SB), NOSPLIT, $0-64
 	VMOVUPS      halfShort<>+0(SB), Z24
 	VMOVUPS      shortMask<>+0(SB), Z25
@@ -13049,7 +13212,7 @@ TEXT ·avx512Partial4(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Z22
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Z23
 	VMOVUPS      (AX), Z0
 	VMOVUPS      512(AX), Z8
@@ -13347,16 +13510,16 @@ store:
 	RET
 
 // func avx512ShortPairs(dst *float32, src *float32, n int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512ShortPairs(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x7fffffff, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Z5
 	MOVL         $0x1fffffff, DX
-	MOVQ         DX, X6
+	VMOVD        DX, X6
 	VPBROADCASTD X6, Z6
 	SHRQ         $0x05, CX
 
@@ -13391,16 +13554,16 @@ pair:
 	RET
 
 // func avx512ShortStored(dst *float32, src *float32, n int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512ShortStored(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x7fffffff, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Z5
 	MOVL         $0x1fffffff, DX
-	MOVQ         DX, X6
+	VMOVD        DX, X6
 	VPBROADCASTD X6, Z6
 	SHRQ         $0x05, CX
 
@@ -13436,7 +13599,7 @@ pair:
 	RET
 
 // func avx512PairsPartial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512PairsPartial1(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
@@ -13444,7 +13607,7 @@ TEXT ·avx512PairsPartial1(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Z10
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Z11
 	VMOVUPS      (AX), Z0
 	VMOVUPS      128(AX), Z2
@@ -13546,7 +13709,7 @@ store:
 	RET
 
 // func avx512PairsPartial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512PairsPartial2(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
@@ -13554,7 +13717,7 @@ TEXT ·avx512PairsPartial2(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Z14
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Z15
 	VMOVUPS      (AX), Z0
 	VMOVUPS      256(AX), Z4
@@ -13708,7 +13871,7 @@ store:
 	RET
 
 // func avx512PairsPartial4(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX512F, SSE2
+// Requires: AVX, AVX512F
 TEXT ·avx512PairsPartial4(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
@@ -13716,7 +13879,7 @@ TEXT ·avx512PairsPartial4(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Z22
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Z23
 	VMOVUPS      (AX), Z0
 	VMOVUPS      512(AX), Z8
@@ -13974,16 +14137,16 @@ store:
 	RET
 
 // func avx2Shorten(dst *float32, src *float32, n int)
-// Requires: AVX, AVX2, SSE2
+// Requires: AVX, AVX2
 TEXT ·avx2Shorten(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x7fffffff, DX
-	MOVQ         DX, X2
+	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
 	MOVL         $0x1fffffff, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
 	SHRQ         $0x04, CX
 	JZ           end
@@ -14013,7 +14176,7 @@ end:
 	RET
 
 // func avx2Partial1(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX2, FMA3, SSE2
+// Requires: AVX, AVX2, FMA3
 TEXT ·avx2Partial1(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
@@ -14021,7 +14184,7 @@ TEXT ·avx2Partial1(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Y10
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Y11
 	VMOVUPS      (AX), Y0
 	VMOVUPS      64(AX), Y2
@@ -14151,7 +14314,7 @@ store:
 	RET
 
 // func avx2Partial2(state *float32, w *float32, x *float32, steps int, turns int, n float32, plans int, ends int)
-// Requires: AVX, AVX2, FMA3, SSE2
+// Requires: AVX, AVX2, FMA3
 TEXT ·avx2Partial2(SB), NOSPLIT, $0-64
 	MOVQ         state+0(FP), AX
 	MOVQ         w+8(FP), BX
@@ -14159,7 +14322,7 @@ TEXT ·avx2Partial2(SB), NOSPLIT, $0-64
 	MOVQ         steps+24(FP), CX
 	VBROADCASTSS n+40(FP), Y14
 	MOVL         $0x7f800000, SI
-	MOVQ         SI, X0
+	VMOVD        SI, X0
 	VPBROADCASTD X0, Y15
 	VMOVUPS      (AX), Y0
 	VMOVUPS      128(AX), Y4
@@ -14459,28 +14622,28 @@ DATA stepsQ8<>+12(SB)/4, $0x3f000000
 GLOBL stepsQ8<>(SB), RODATA|NOPTR, $16
 
 // func avx2EncodeQ8(dst *byte, src *float32, n int)
-// Requires: AVX, AVX2, F16C, SSE2
+// Requires: AVX, AVX2, F16C
 TEXT ·avx2EncodeQ8(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	MOVL         $0x7fffffff, DX
-	MOVQ         DX, X0
+	VMOVD        DX, X0
 	VPBROADCASTD X0, Y0
 	MOVL         $0x80000000, DX
-	MOVQ         DX, X1
+	VMOVD        DX, X1
 	VPBROADCASTD X1, Y1
 	MOVL         $0x3effffff, DX
-	MOVQ         DX, X2
+	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
 	MOVL         $0x7f800000, DX
-	MOVQ         DX, X3
+	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
 	MOVL         $0x3f800000, DX
-	MOVQ         DX, X4
+	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	MOVL         $0x42fe0000, DX
-	MOVQ         DX, X5
+	VMOVD        DX, X5
 	VPBROADCASTD X5, Y5
 	VMOVDQU      packedOrder<>+0(SB), Y6
 	SHRQ         $0x05, CX
@@ -14813,12 +14976,12 @@ block:
 	RET
 
 // func avx512Largest16(src *byte, n int) uint16
-// Requires: AVX, AVX2, AVX512BW, AVX512F, SSE2
+// Requires: AVX, AVX2, AVX512BW, AVX512F
 TEXT ·avx512Largest16(SB), NOSPLIT, $0-18
 	MOVQ         src+0(FP), AX
 	MOVQ         n+8(FP), CX
 	MOVL         $0x00007fff, BX
-	MOVQ         BX, X8
+	VMOVD        BX, X8
 	VPBROADCASTW X8, Z8
 	VPXORD       Z0, Z0, Z0
 	VPXORD       Z1, Z1, Z1
@@ -14854,12 +15017,12 @@ block:
 	RET
 
 // func avx2Largest16(src *byte, n int) uint16
-// Requires: AVX, AVX2, SSE2
+// Requires: AVX, AVX2
 TEXT ·avx2Largest16(SB), NOSPLIT, $0-18
 	MOVQ         src+0(FP), AX
 	MOVQ         n+8(FP), CX
 	MOVL         $0x00007fff, BX
-	MOVQ         BX, X8
+	VMOVD        BX, X8
 	VPBROADCASTW X8, Y8
 	VXORPS       Y0, Y0, Y0
 	VXORPS       Y1, Y1, Y1
@@ -15142,6 +15305,585 @@ end:
 	VPADDD       X7, X3, X3
 	VMOVD        X3, SI
 	MOVL         SI, 12(AX)
+	VZEROUPPER
+	RET
+
+// func avx2PlainF32F32(out *byte, src *byte, n int) int
+// Requires: AVX, AVX2
+TEXT ·avx2PlainF32F32(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x80000000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x38000000, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x08000000, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0xf0000000, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X9
+	VPBROADCASTD X9, Y9
+	VXORPS       Y4, Y4, Y4
+	MOVL         $0x00000000, DX
+	VMOVD        DX, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X11
+	VPBROADCASTD X11, Y11
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VXORPS   Y0, Y0, Y0
+	VMOVDQU  (BX), Y12
+	VMOVDQU  (AX), Y13
+	VPSUBD   Y13, Y12, Y12
+	VPADDD   Y10, Y12, Y12
+	VPMAXUD  Y11, Y12, Y2
+	VPCMPEQD Y12, Y2, Y2
+	VPOR     Y2, Y0, Y0
+	VMOVDQU  32(BX), Y12
+	VMOVDQU  32(AX), Y13
+	VPSUBD   Y13, Y12, Y12
+	VPADDD   Y10, Y12, Y12
+	VPMAXUD  Y11, Y12, Y2
+	VPCMPEQD Y12, Y2, Y2
+	VPOR     Y2, Y0, Y0
+	VPTEST   Y0, Y0
+	JNZ      end
+	ADDQ     $0x40, BX
+	ADDQ     $0x40, AX
+	ADDQ     $0x10, SI
+	CMPQ     SI, CX
+	JNE      block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx2PlainF32F16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX2
+TEXT ·avx2PlainF32F16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x80000000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x38000000, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x08000000, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0xf0000000, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X9
+	VPBROADCASTD X9, Y9
+	VXORPS       Y4, Y4, Y4
+	MOVL         $0x00001000, DX
+	VMOVD        DX, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00002001, DX
+	VMOVD        DX, X11
+	VPBROADCASTD X11, Y11
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VXORPS    Y0, Y0, Y0
+	VMOVDQU   (BX), Y12
+	VPADDD    Y12, Y12, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD (AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPAND     Y5, Y13, Y13
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y13, Y13
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VMOVDQU   32(BX), Y12
+	VPADDD    Y12, Y12, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPAND     Y5, Y13, Y13
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y13, Y13
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPTEST    Y0, Y0
+	JNZ       end
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx2PlainF32BF16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX2
+TEXT ·avx2PlainF32BF16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x80000000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x38000000, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x08000000, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0xf0000000, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X9
+	VPBROADCASTD X9, Y9
+	VXORPS       Y4, Y4, Y4
+	MOVL         $0x00008000, DX
+	VMOVD        DX, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00010001, DX
+	VMOVD        DX, X11
+	VPBROADCASTD X11, Y11
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VXORPS    Y0, Y0, Y0
+	VMOVDQU   (BX), Y12
+	VPADDD    Y12, Y12, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD (AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VMOVDQU   32(BX), Y12
+	VPADDD    Y12, Y12, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPTEST    Y0, Y0
+	JNZ       end
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx2PlainF16BF16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX2
+TEXT ·avx2PlainF16BF16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x80000000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x38000000, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x08000000, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0xf0000000, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X9
+	VPBROADCASTD X9, Y9
+	VXORPS       Y4, Y4, Y4
+	MOVL         $0x00008000, DX
+	VMOVD        DX, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00010001, DX
+	VMOVD        DX, X11
+	VPBROADCASTD X11, Y11
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VXORPS    Y0, Y0, Y0
+	VPMOVZXWD (BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VPADDD    Y12, Y12, Y1
+	VPAND     Y5, Y12, Y12
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y12, Y12
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD (AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VPADDD    Y12, Y12, Y1
+	VPAND     Y5, Y12, Y12
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y12, Y12
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPTEST    Y0, Y0
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx2PlainF16F32(out *byte, src *byte, n int) int
+// Requires: AVX, AVX2
+TEXT ·avx2PlainF16F32(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x80000000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x38000000, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x08000000, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0xf0000000, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X9
+	VPBROADCASTD X9, Y9
+	VXORPS       Y4, Y4, Y4
+	MOVL         $0x00000000, DX
+	VMOVD        DX, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X11
+	VPBROADCASTD X11, Y11
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VXORPS    Y0, Y0, Y0
+	VPMOVZXWD (BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VPADDD    Y12, Y12, Y1
+	VPAND     Y5, Y12, Y12
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y12, Y12
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VMOVDQU   (AX), Y13
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VPADDD    Y12, Y12, Y1
+	VPAND     Y5, Y12, Y12
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y12, Y12
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VMOVDQU   32(AX), Y13
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPTEST    Y0, Y0
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx2PlainBF16F16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX2
+TEXT ·avx2PlainBF16F16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x80000000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x38000000, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x08000000, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0xf0000000, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X9
+	VPBROADCASTD X9, Y9
+	VXORPS       Y4, Y4, Y4
+	MOVL         $0x00001000, DX
+	VMOVD        DX, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00002001, DX
+	VMOVD        DX, X11
+	VPBROADCASTD X11, Y11
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VXORPS    Y0, Y0, Y0
+	VPMOVZXWD (BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VPADDD    Y12, Y12, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD (AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPAND     Y5, Y13, Y13
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y13, Y13
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VPADDD    Y12, Y12, Y1
+	VPMAXUD   Y9, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(AX), Y13
+	VPSLLD    $0x10, Y13, Y13
+	VPADDD    Y13, Y13, Y1
+	VPAND     Y5, Y13, Y13
+	VPCMPEQD  Y4, Y1, Y3
+	VPSRLD    $0x04, Y1, Y2
+	VPADDD    Y6, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y13, Y13
+	VPSUBD    Y7, Y1, Y1
+	VPMAXUD   Y8, Y1, Y2
+	VPCMPEQD  Y1, Y2, Y2
+	VPANDN    Y2, Y3, Y2
+	VPOR      Y2, Y0, Y0
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPTEST    Y0, Y0
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx2PlainBF16F32(out *byte, src *byte, n int) int
+// Requires: AVX, AVX2
+TEXT ·avx2PlainBF16F32(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x80000000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x38000000, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x08000000, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	MOVL         $0xf0000000, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Y8
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X9
+	VPBROADCASTD X9, Y9
+	VXORPS       Y4, Y4, Y4
+	MOVL         $0x00000000, DX
+	VMOVD        DX, X10
+	VPBROADCASTD X10, Y10
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X11
+	VPBROADCASTD X11, Y11
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VXORPS    Y0, Y0, Y0
+	VPMOVZXWD (BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VMOVDQU   (AX), Y13
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPMOVZXWD 16(BX), Y12
+	VPSLLD    $0x10, Y12, Y12
+	VMOVDQU   32(AX), Y13
+	VPSUBD    Y13, Y12, Y12
+	VPADDD    Y10, Y12, Y12
+	VPMAXUD   Y11, Y12, Y2
+	VPCMPEQD  Y12, Y2, Y2
+	VPOR      Y2, Y0, Y0
+	VPTEST    Y0, Y0
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
 	VZEROUPPER
 	RET
 

@@ -67,7 +67,7 @@ var avx512 = implementation{
 		narrow: [...]func(*byte, *float32, int){F16: avx512NarrowF16Stream, BF16: avx512NarrowBF16Stream},
 	},
 	widenE4M3:   avx512WidenE4M3,
-	narrowE4M3:  avx2NarrowE4M3,
+	narrowE4M3:  avx512NarrowE4M3,
 	dotE4M3:     avx512DotE4M3,
 	addE4M3:     avx512AddE4M3,
 	addProducts: avx512AddProducts,
@@ -84,6 +84,7 @@ var avx512 = implementation{
 	blockErrors:  avx2BlockErrors,
 	compareQ8:    avx2CompareQ8,
 	losses:       avx2Losses,
+	plain:        avx2Plain,
 	extremes:     avx2Extremes,
 	runSums:      avx2RunSums,
 	runSquares:   avx2RunSquares,
@@ -107,6 +108,13 @@ var avx512BF16 = func() implementation {
 	im.partial.sums = [...]partialKernel{avx512PairsPartial1, avx512PairsPartial2, nil, avx512PairsPartial4}
 	return im
 }()
+
+// avx2Plain are the tests of plain roundings.
+var avx2Plain = [F8E4M3][F8E4M3]plainKernel{
+	F32:  {F32: avx2PlainF32F32, F16: avx2PlainF32F16, BF16: avx2PlainF32BF16},
+	F16:  {F32: avx2PlainF16F32, BF16: avx2PlainF16BF16},
+	BF16: {F32: avx2PlainBF16F32, F16: avx2PlainBF16F16},
+}
 
 // avx2 also needs FMA and F16C.
 var avx2 = implementation{
@@ -170,6 +178,7 @@ var avx2 = implementation{
 	blockErrors:  avx2BlockErrors,
 	compareQ8:    avx2CompareQ8,
 	losses:       avx2Losses,
+	plain:        avx2Plain,
 	extremes:     avx2Extremes,
 	runSums:      avx2RunSums,
 	runSquares:   avx2RunSquares,

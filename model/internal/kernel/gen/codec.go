@@ -58,7 +58,7 @@ func (e *element) constant16(v uint32) reg.VecPhysical { return e.broadcast(v, V
 func (e *element) broadcast(v uint32, broadcast func(...operand.Op)) reg.VecPhysical {
 	r := e.vector.one()
 	MOVL(operand.U32(v), e.constant.As32())
-	MOVQ(e.constant, x(r))
+	VMOVD(e.constant.As32(), x(r)) // MOVQ of SSE would wait for the upper halves of registers that AVX has used
 	broadcast(x(r), r)
 	return r
 }
@@ -192,6 +192,7 @@ func avx512Codecs() {
 		}},
 	}, 2)
 	avx512E4M3()
+	avx512.narrowE4M3()
 	avx512.rows()
 }
 

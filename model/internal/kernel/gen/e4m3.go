@@ -113,36 +113,66 @@ func (s isa) narrowE4M3() {
 	for _, r := range []reg.VecPhysical{zero, kept, most} {
 		s.zero(r)
 	}
-	VPCMPEQD(least, least, least)
+	if s.bytes == 64 {
+		VPTERNLOGD(operand.Imm(0xff), least, least, least)
+	} else {
+		VPCMPEQD(least, least, least)
+	}
+	round := func(r reg.VecPhysical) {
+		VPADDD(r, r, t)
+		VPMAXUD(t, most, most)
+		VPSUBD(one, t, t)
+		VPMINUD(t, least, least)
+		VPSLLD(operand.Imm(16), r, t)
+		if s.bytes == 64 {
+			VPCMPEQD(zero, t, reg.K1)
+			VPADDD(one, kept, reg.K1, kept)
+		} else {
+			VPCMPEQD(zero, t, t)
+			VPSUBD(t, kept, kept)
+		}
+		VPSRLD(operand.Imm(16), r, t)
+		if s.bytes == 64 {
+			VPANDD(one, t, t)
+		} else {
+			VPAND(one, t, t)
+		}
+		VPADDD(half, r, r)
+		VPADDD(t, r, r)
+		VPSRLD(operand.Imm(16), r, r)
+	}
 	k.blocks(func() {
+		if s.bytes == 64 {
+			k.thirtyTwo(func(h int, r reg.VecPhysical) {
+				round(r)
+				VPMOVDW(r, k.to(32*h))
+			})
+			return
+		}
 		k.sixteen(func() {
 			VEXTRACTI128(operand.Imm(1), k.v[0], x(k.v[1]))
 			for _, r := range k.v {
 				k.scaled(x(r), r)
-				VPADDD(r, r, t)
-				VPMAXUD(t, most, most)
-				VPSUBD(one, t, t)
-				VPMINUD(t, least, least)
-				VPSLLD(operand.Imm(16), r, t)
-				VPCMPEQD(zero, t, t)
-				VPSUBD(t, kept, kept)
-				VPSRLD(operand.Imm(16), r, t)
-				VPAND(one, t, t)
-				VPADDD(half, r, r)
-				VPADDD(t, r, r)
-				VPSRLD(operand.Imm(16), r, r)
+				round(r)
 			}
 			VPACKUSDW(k.v[1], k.v[0], k.v[0])
 			VPERMQ(operand.Imm(0xD8), k.v[0], k.v[0])
 			VMOVDQU(k.v[0], k.to(0))
 		})
 	}, func() {
-		s.reduce(kept, t, addWords)
-		s.reduce(least, t, func(a, b, dst operand.Op) { VPMINUD(a, b, dst) })
-		s.reduce(most, t, maxWords)
+		minWords := func(a, b, dst operand.Op) { VPMINUD(a, b, dst) }
+		sums := []struct {
+			r reg.VecPhysical
+			f func(a, b, dst operand.Op)
+		}{{kept, addWords}, {least, minWords}, {most, maxWords}}
 		Load(Param("sums"), k.src)
-		for i, r := range []reg.VecPhysical{kept, least, most} {
-			VMOVD(x(r), k.constant.As32())
+		for i, sum := range sums {
+			if s.bytes == 64 {
+				VEXTRACTI64X4(operand.Imm(1), sum.r, y(t))
+				sum.f(y(t), y(sum.r), y(sum.r))
+			}
+			s.reduce(y(sum.r), y(t), sum.f)
+			VMOVD(x(sum.r), k.constant.As32())
 			MOVL(k.constant.As32(), k.from(4*i))
 		}
 	})
@@ -152,32 +182,38 @@ func (s isa) narrowE4M3() {
 func avx512E4M3() {
 	k := avx512.widenE4M3()
 	k.blocks(func() {
-		SUBQ(operand.Imm(2), k.here)
-		JL(operand.LabelRef("odd"))
-		Label("two")
-		VPMOVZXBW(k.from(0), k.v[0])
-		VPSLLW(operand.Imm(8), k.v[0], k.v[0])
-		VPSRAW(operand.Imm(1), k.v[0], k.v[0])
-		VPANDD(k.bits, k.v[0], k.v[0])
-		VPANDD(k.isNaN, k.v[0], k.v[1])
-		VPCMPEQW(k.isNaN, k.v[1], reg.K1)
-		VPADDW(k.exponent, k.v[0], reg.K1, k.v[0])
-		VEXTRACTI64X4(operand.Imm(1), k.v[0], y(k.v[1]))
-		for h, r := range k.v {
-			k.scaled(y(r), r)
-			VMOVUPS(r, k.to(64*h))
-		}
-		ADDQ(operand.Imm(32), k.src)
-		ADDQ(operand.U32(128), k.dst)
-		SUBQ(operand.Imm(2), k.here)
-		JGE(operand.LabelRef("two"))
-		Label("odd")
-		ADDQ(operand.Imm(2), k.here)
-		JZ(operand.LabelRef("next"))
-		k.sixteen(func() {
-			k.scaled(y(k.v[0]), k.v[0])
-			VMOVUPS(k.v[0], k.to(0))
-		})
-		Label("next")
+		k.thirtyTwo(func(h int, r reg.VecPhysical) { VMOVUPS(r, k.to(64*h)) })
 	}, func() {})
+}
+
+// thirtyTwo writes the loop of AVX-512 that converts 32 numbers at a time, and the last 16 of an odd block; finish takes 16
+// products, the first ones or the second.
+func (k *e4m3) thirtyTwo(finish func(h int, r reg.VecPhysical)) {
+	SUBQ(operand.Imm(2), k.here)
+	JL(operand.LabelRef("odd"))
+	Label("two")
+	VPMOVZXBW(k.from(0), k.v[0])
+	VPSLLW(operand.Imm(8), k.v[0], k.v[0])
+	VPSRAW(operand.Imm(1), k.v[0], k.v[0])
+	VPANDD(k.bits, k.v[0], k.v[0])
+	VPANDD(k.isNaN, k.v[0], k.v[1])
+	VPCMPEQW(k.isNaN, k.v[1], reg.K1)
+	VPADDW(k.exponent, k.v[0], reg.K1, k.v[0])
+	VEXTRACTI64X4(operand.Imm(1), k.v[0], y(k.v[1]))
+	for h, r := range k.v {
+		k.scaled(y(r), r)
+		finish(h, r)
+	}
+	ADDQ(operand.Imm(32), k.src)
+	ADDQ(operand.U32(uint64(2*lanes*k.size)), k.dst)
+	SUBQ(operand.Imm(2), k.here)
+	JGE(operand.LabelRef("two"))
+	Label("odd")
+	ADDQ(operand.Imm(2), k.here)
+	JZ(operand.LabelRef("next"))
+	k.sixteen(func() {
+		k.scaled(y(k.v[0]), k.v[0])
+		finish(0, k.v[0])
+	})
+	Label("next")
 }

@@ -16,7 +16,7 @@ func (s isa) largest() {
 	Load(Param("src"), src)
 	Load(Param("n"), left)
 	MOVL(operand.U32(0x7fff), scratch.As32())
-	MOVQ(scratch, x(magnitude))
+	VMOVD(scratch.As32(), x(magnitude))
 	VPBROADCASTW(x(magnitude), magnitude)
 	for _, m := range most {
 		s.zero(m)

@@ -51,6 +51,7 @@ func main() {
 	avx512Patterns()
 	avx2Patterns()
 	avx2.losses()
+	avx2.roundings()
 	avx2.spread()
 	avx2.fits()
 	avx512.fits()

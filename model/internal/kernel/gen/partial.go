@@ -139,7 +139,7 @@ func (p *partialSums) load() {
 	}
 	VBROADCASTSS(n.Addr, p.n)
 	MOVL(operand.U32(exponent), p.turn.As32())
-	MOVQ(p.turn, x(p.sum[0])) // the assembler lacks this for the upper 16 registers
+	VMOVD(p.turn.As32(), x(p.sum[0])) // the assembler lacks this for the upper 16 registers
 	VPBROADCASTD(x(p.sum[0]), p.exponent)
 	for i := range p.sum {
 		VMOVUPS(p.at(p.state, 0, i), p.sum[i])
