@@ -3,8 +3,8 @@
 // it fills pieces of the output, proves pieces that were read again, and counts losses. Prove
 // does not repeat Apply and compare. It decodes the written numbers and checks that they may
 // stand for the source, so that a mistake in one shows in the other; the two share only the
-// decoding of scales, and of FP8 how a scale follows from a block's largest magnitude, which the
-// proof of Scales checks. Two operations are computed again by their proof: Make, whose elements
+// decoding of scales, the processor's instruction that decodes F16, and of FP8 how a scale
+// follows from a block's largest magnitude, which the proof of Scales checks. Two operations are computed again by their proof: Make, whose elements
 // have no source, and Quantise, whose Apply decodes each block with other code than the
 // encoder's and compares it with the source.
 package operation

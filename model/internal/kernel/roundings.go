@@ -13,9 +13,9 @@ const roundingsBlock = lanes
 type plainKernel func(out, src *byte, n int) int
 
 // DoubtfulRoundings yields the indices of the numbers of src, in ascending order, that are not plainly rounded to the number
-// of out in the same place. Plainly rounded is a number that lies at most half a step from it, if neither is infinite, NaN or
-// a denormal number of F16. Plainly BF16 as F32 is what has its bits. Formats are F32, F16 and BF16. It panics if lengths
-// differ.
+// of out in the same place. Plainly rounded is a number that is at most half a step of F16's or BF16's normal numbers away
+// from it, in bits of float32, if neither is infinite or NaN. Plainly F32 is what has the same bits; F16 as F32 only if it is
+// finite. Formats are F32, F16 and BF16. It panics if lengths differ.
 func DoubtfulRoundings(out []byte, to Format, src []byte, from Format) iter.Seq[int] {
 	n := len(src) / from.Size()
 	if len(out) != n*to.Size() {
@@ -53,23 +53,20 @@ func doubtfulPortable(out []byte, to Format, src []byte, from Format) (doubtful 
 	return doubtful
 }
 
-// plainBits sets bits to those of the float32 that numbers of data are. Numbers that are infinite or NaN, if finite, and all
-// that are infinite, NaN or denormal in F16 have a negative number far from all bits.
+// plainBits sets bits to those of the float32 that numbers of data are; those of numbers that are infinite or NaN, in F16 or
+// if finite, to a negative number far from all bits.
 func plainBits(bits *[roundingsBlock]int64, data []byte, f Format, finite bool) {
 	for i := range min(len(bits), len(data)/f.Size()) {
-		b := int64(0)
-		if f == F32 {
-			b = int64(binary.LittleEndian.Uint32(data[4*i:]))
-		} else if b = int64(binary.LittleEndian.Uint16(data[2*i:])) << 16; f == F16 {
-			if abs := b >> 16 & 0x7fff; abs >= 0x7c00 || 0 < abs && abs < 0x400 {
-				b = -1 << 40
-			} else if abs > 0 {
-				b = b&(1<<31) | abs<<13 + 112<<23
-			}
+		switch f {
+		case F32:
+			bits[i] = int64(binary.LittleEndian.Uint32(data[4*i:]))
+		case F16:
+			bits[i] = int64(Decode(uint32(binary.LittleEndian.Uint16(data[2*i:])), F16))
+		default:
+			bits[i] = int64(binary.LittleEndian.Uint16(data[2*i:])) << 16
 		}
-		if finite && b&0x7fffffff >= 0x7f800000 {
-			b = -1 << 40
+		if (finite || f == F16) && bits[i]&0x7fffffff >= 0x7f800000 {
+			bits[i] = -1 << 40
 		}
-		bits[i] = b
 	}
 }

@@ -9,43 +9,31 @@ import (
 // rounding is a kernel that tests roundings, and its registers.
 type rounding struct {
 	*element
-	doubtful, t, u, zero, none reg.VecPhysical
-	sign, bias                 reg.VecPhysical // of F16
-	least, denormal            reg.VecPhysical // the least normal number of F16, and what is not normal less that, without the sign
-	infinite                   reg.VecPhysical // of BF16 and F32, without the sign
+	doubtful, t reg.VecPhysical
+	infinite    reg.VecPhysical // the bits of infinity without the sign
 }
 
-// atLeast sets u to a mask of the numbers of v that are limit or more.
-func (k *rounding) atLeast(v, limit reg.VecPhysical) {
-	VPMAXUD(limit, v, k.u)
-	VPCMPEQD(v, k.u, k.u)
+// doubt marks the numbers of v that are limit or more. It uses t.
+func (k *rounding) doubt(v, limit reg.VecPhysical) {
+	VPMAXUD(limit, v, k.t)
+	VPCMPEQD(v, k.t, k.t)
+	VPOR(k.t, k.doubtful, k.doubtful)
 }
 
-// decode sets v to the bits of float32 of 8 numbers. It marks those that are infinite or NaN, if finite, and of F16 all that
-// are infinite, NaN or denormal.
-func (k *rounding) decode(name string, from operand.Mem, v reg.VecPhysical, finite bool) {
-	if name == "F32" {
+// decode sets v to the bits of float32 of 8 numbers. It marks those that are infinite or NaN, in F16 or if finite; it uses u.
+func (k *rounding) decode(name string, from operand.Mem, v, u reg.VecPhysical, finite bool) {
+	switch name {
+	case "F32":
 		VMOVDQU(from, v)
-	} else {
+	case "F16":
+		VCVTPH2PS(from, v)
+	case "BF16":
 		VPMOVZXWD(from, v)
 		VPSLLD(operand.Imm(16), v, v)
 	}
-	if name == "F16" {
-		VPADDD(v, v, k.t) // without the sign
-		VPAND(k.sign, v, v)
-		VPCMPEQD(k.none, k.t, k.zero)
-		VPSRLD(operand.Imm(4), k.t, k.u)
-		VPADDD(k.bias, k.u, k.u)
-		VPANDN(k.u, k.zero, k.u)
-		VPOR(k.u, v, v)
-		VPSUBD(k.least, k.t, k.t)
-		k.atLeast(k.t, k.denormal)
-		VPANDN(k.u, k.zero, k.u)
-		VPOR(k.u, k.doubtful, k.doubtful)
-	} else if finite {
-		VPADDD(v, v, k.t)
-		k.atLeast(k.t, k.infinite)
-		VPOR(k.u, k.doubtful, k.doubtful)
+	if finite || name == "F16" {
+		VPADDD(v, v, u) // without the sign
+		k.doubt(u, k.infinite)
 	}
 }
 
@@ -61,25 +49,21 @@ func (s isa) roundings() {
 		Load(Param("n"), left)
 		done := g.one()
 		XORQ(done, done)
-		k := &rounding{element: e, doubtful: e.vector.one(), t: e.vector.one(), u: e.vector.one(), zero: e.vector.one(),
-			none: e.vector.one(), sign: e.constant32(0x80000000), bias: e.constant32(112 << 23), least: e.constant32(1 << 27),
-			denormal: e.constant32(30 << 27), infinite: e.constant32(255 << 24)}
-		s.zero(k.none)
+		k := &rounding{e, e.vector.one(), e.vector.one(), e.constant32(255 << 24)}
 		half := map[string]uint32{"F32": 0, "F16": 1 << 12, "BF16": 1 << 15}[to]
 		less, limit := e.constant32(half), e.constant32(2*half+1)
-		x, y := e.vector.one(), e.vector.one()
+		x, y, u := e.vector.one(), e.vector.one(), e.vector.one()
 		size := map[string]int{"F32": 4, "F16": 2, "BF16": 2}
 		CMPQ(done, left)
 		JE(operand.LabelRef("end"))
 		Label("block")
 		s.zero(k.doubtful)
 		for h := range 2 {
-			k.decode(from, e.from(8*h*size[from]), x, to != "F32")
-			k.decode(to, e.to(8*h*size[to]), y, to != "F32")
+			k.decode(from, e.from(8*h*size[from]), x, u, to != "F32")
+			k.decode(to, e.to(8*h*size[to]), y, u, to != "F32")
 			VPSUBD(y, x, x)
 			VPADDD(less, x, x)
-			k.atLeast(x, limit)
-			VPOR(k.u, k.doubtful, k.doubtful)
+			k.doubt(x, limit)
 		}
 		VPTEST(k.doubtful, k.doubtful)
 		JNZ(operand.LabelRef("end"))
