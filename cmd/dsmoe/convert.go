@@ -57,7 +57,8 @@ SRC, or absent; the same command continues a run. See dsmoe help conversions and
 checkpoints`,
 		Example: `  dsmoe demo
   dsmoe convert dsmoe-demo/checkpoint demo-Q8_0.gguf --type q8_0 --no-vocab
-  dsmoe convert dsmoe-demo/checkpoint demo-f32 --type f32 --experts fused`,
+  dsmoe convert dsmoe-demo/checkpoint demo-f32 --type f32 --experts fused
+  dsmoe convert fixtures/v3/checkpoint tuned --adapter fixtures/lora/mla`,
 		Args: f.args,
 		Annotations: cli.Exits("the output is complete, or --check found it unchanged",
 			"--check found it changed, or --discard found nothing"),

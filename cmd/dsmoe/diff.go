@@ -49,6 +49,10 @@ its router, or gate_proj and up_proj only changed places, a line says so. With
 weights that a glob matches are compared, by HuggingFace's per-expert names, and
 the configs.
 
+Of two adapters of peft, directories with adapter_config.json, the tensors and
+the configs are compared, and what the product of each module is multiplied
+with. An adapter is not compared with a checkpoint: merge it first.
+
 With --keep-experts or --prune, as convert made B of A, both run on the same
 tokens, A with the logits and scores of all other experts at -inf. Every stage
 must be equal bit for bit. Experts that no token chose are named; a B with
@@ -104,6 +108,9 @@ rounded weights is refused.`,
 // compareWeights opens both sides and compares them.
 func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.Writer) (*diff.Report, error) {
 	left, err := openSide(ctx, a, o)
+	if err != nil && checkpoint.IsAdapterAlone(a) && checkpoint.IsAdapterAlone(b) {
+		return compareAdapters(ctx, a, b, o, stderr)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -123,14 +130,41 @@ func compareWeights(ctx context.Context, a, b string, o diff.Options, stderr io.
 	if err != nil {
 		return nil, err
 	}
-	progress := cli.Bar{To: stderr}
-	defer progress.Remove()
-	o.Progress = func(done, total int64) { progress.Set("comparing", done, total) }
-	r, err := diff.Compare(ctx, x, y, o)
+	r, err := compareSides(ctx, x, y, o, stderr)
 	if err != nil {
 		return nil, err
 	}
 	r.A, r.B = left.Path, right.Path
+	return r, nil
+}
+
+// compareSides compares two open sides.
+func compareSides(ctx context.Context, a, b diff.Side, o diff.Options, stderr io.Writer) (*diff.Report, error) {
+	progress := cli.Bar{To: stderr}
+	defer progress.Remove()
+	o.Progress = func(done, total int64) { progress.Set("comparing", done, total) }
+	return diff.Compare(ctx, a, b, o)
+}
+
+// compareAdapters opens two adapters and compares them.
+func compareAdapters(ctx context.Context, a, b string, o diff.Options, stderr io.Writer) (*diff.Report, error) {
+	left, err := checkpoint.OpenAdapter(a)
+	if err != nil {
+		return nil, err
+	}
+	defer left.Close()
+	right, err := checkpoint.OpenAdapter(b)
+	if err != nil {
+		return nil, err
+	}
+	defer right.Close()
+	r, err := compareSides(ctx, diff.Side{Weights: left.Weights(), Reader: left},
+		diff.Side{Weights: right.Weights(), Reader: right}, o, stderr)
+	if err != nil {
+		return nil, err
+	}
+	r.A, r.B, r.Adapters = left.Path, right.Path, true
+	r.AddConfig(left.Differences(right))
 	return r, nil
 }
 

@@ -47,14 +47,18 @@ dsmoe help findings     what the commands below call a finding`,
 		run: func(q *query) (cli.Result, error) {
 			defer collectAt(400)() // a list of tensors is all that is kept
 			c, err := scan(q.Context(), q.path, nil)
-			if err != nil {
-				if a, adapterErr := checkpoint.OpenAdapter(q.path); adapterErr == nil {
-					defer a.Close()
-					return a.Summary(), nil
-				}
+			switch {
+			case err == nil:
+				return header.Summarize(c), nil
+			case !checkpoint.IsAdapterAlone(q.path):
 				return nil, err
 			}
-			return header.Summarize(c), nil
+			a, err := checkpoint.OpenAdapter(q.path)
+			if err != nil {
+				return nil, err
+			}
+			defer a.Close()
+			return a.Summary(), nil
 		},
 	}
 }

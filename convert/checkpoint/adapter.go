@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"dsmoe/config"
 	"dsmoe/convert/format"
@@ -34,6 +35,7 @@ type Adapter struct {
 
 	dir  source.Disk
 	file format.File
+	keys map[string]jsontext.Value // of the config
 }
 
 // OpenAdapter opens the adapter in the directory at path, on the disk or in the hub's cache, hashes its files and
@@ -84,8 +86,15 @@ func (a *Adapter) read(weights string) error {
 	if err == nil {
 		err = json.Unmarshal(document, &a.lora)
 	}
+	if err == nil {
+		err = json.Unmarshal(document, &a.keys)
+	}
 	if err != nil {
 		return problem.In(a.Path, problem.Problem{File: AdapterConfig, Cause: text.Line(err.Error())})
+	}
+	for key, value := range a.keys {
+		value.Compact()
+		a.keys[key] = value
 	}
 	a.Problems = a.check()
 	for info := range a.Tensors() {
@@ -162,10 +171,7 @@ func (a *Adapter) findChanges() {
 			wrong(info, "is no factor of a LoRA, and is not merged")
 			continue
 		case m == nil:
-			for _, part := range []string{".modules_to_save.default", ".modules_to_save", ".base_layer"} {
-				name = strings.Replace(name, part, "", 1)
-			}
-			a.Changes = append(a.Changes, &Change{Module: name, Whole: &info})
+			a.Changes = append(a.Changes, &Change{Module: wholeName(name), Whole: &info})
 			continue
 		case len(info.Shape) != 2:
 			wrong(info, "shape %v: a matrix is expected", info.Shape)
@@ -201,6 +207,29 @@ func (a *Adapter) findChanges() {
 		}
 		return false
 	})
+}
+
+// wholeName is the base's name of a tensor that the adapter holds whole.
+func wholeName(name string) string {
+	for _, part := range []string{".modules_to_save.default", ".modules_to_save", ".base_layer"} {
+		name = strings.Replace(name, part, "", 1)
+	}
+	return name
+}
+
+// Scale returns what the product of a change is multiplied with. known is false where the config alone does not tell: of
+// fused experts the name of the parameter, which the base tells, decides.
+func (a *Adapter) Scale(c *Change) (scale float64, known bool) {
+	rank, scale := a.Of(a.PatternName(c.Module))
+	return scale, len(a.Ranks)+len(a.Alphas) == 0 || rank == c.A.Shape[0] && !strings.HasSuffix(wholeName(c.Module), ".experts")
+}
+
+// PatternName is the name of a module that rank_pattern and alpha_pattern match: of a target parameter the parameter's.
+func (l *lora) PatternName(module string) string {
+	if l.Parameters.Selects(module + ".weight") {
+		return module + ".weight"
+	}
+	return module
 }
 
 // Adapted is a checkpoint whose files an adapter's follow.

@@ -59,7 +59,7 @@ func (a *Adapter) Summary() *AdapterSummary {
 			if c.Embedding {
 				m.Rows, m.Cols = m.Cols, m.Rows
 			}
-			if rank, scale := a.Of(c.Module); rank == m.Rank || len(a.Ranks)+len(a.Alphas) == 0 {
+			if scale, known := a.Scale(c); known {
 				m.Scale = scale
 			}
 		}

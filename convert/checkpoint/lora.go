@@ -74,15 +74,13 @@ func (l *lora) check() (problems []problem.Problem) {
 	if l.Alpha == 0 {
 		refuse("lora_alpha is 0, or missing: nothing would be merged")
 	}
-	for _, word := range []string{"pissa", "olora", "corda", "loftq", "lora_ga", "mica"} {
-		if strings.HasPrefix(strings.ToLower(string(l.Init)), `"`+word) {
-			refuse("init_lora_weights is %s, which changes the base's weights before training: save the adapter with "+
-				"path_initial_model_for_weight_conversion", l.Init)
-		}
+	if changesBase(l.Init) {
+		refuse("init_lora_weights is %s, which changes the base's weights before training: save the adapter with "+
+			"path_initial_model_for_weight_conversion", l.Init)
 	}
 	for _, key := range slices.Sorted(maps.Keys(l.Others)) {
 		switch cause, known := variants[key]; {
-		case slices.Contains([]string{"null", "false", "{}", "[]", `""`}, string(l.Others[key])), slices.Contains(idle, key):
+		case unset(l.Others[key]), slices.Contains(idle, key):
 		case known:
 			refuse("%s is set: %s, which is not supported", key, cause)
 		default:
@@ -90,6 +88,18 @@ func (l *lora) check() (problems []problem.Problem) {
 		}
 	}
 	return problems
+}
+
+// unset reports whether a value of adapter_config.json says nothing.
+func unset(v jsontext.Value) bool {
+	return slices.Contains([]string{"", "null", "false", "{}", "[]", `""`}, string(v))
+}
+
+// changesBase reports whether a value of init_lora_weights names an initialisation that changes the base's weights.
+func changesBase(init jsontext.Value) bool {
+	return slices.ContainsFunc([]string{"pissa", "olora", "corda", "loftq", "lora_ga", "mica"}, func(word string) bool {
+		return strings.HasPrefix(strings.ToLower(string(init)), `"`+word)
+	})
 }
 
 // Of returns the rank of a module's factors, and what their product is multiplied with.

@@ -91,11 +91,7 @@ func (c *conversion) replace(x *checkpoint.Change) string {
 // add adds a product to a weight.
 func (c *conversion) add(x *checkpoint.Change, w *weights.Weight) string {
 	l, a, b := c.o.Adapter, x.A.Shape, x.B.Shape
-	module := x.Module
-	if l.Parameters.Selects(module + ".weight") {
-		module += ".weight"
-	}
-	rank, scale := l.Of(module)
+	rank, scale := l.Of(l.PatternName(x.Module))
 	shape := []int{b[0], a[1]}
 	if x.Embedding {
 		shape = []int{a[1], b[0]}

@@ -12,6 +12,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"path"
 	"slices"
 
 	"dsmoe/config"
@@ -54,9 +55,13 @@ type Options struct {
 	Progress func(done, total int64)
 }
 
-// Selects reports whether a weight of c is compared: scales go with their weight.
+// Selects reports whether a weight of c, or of an adapter if c is nil, is compared: scales go with their weight.
 func (o Options) Selects(c *config.Config, w *weights.Weight) bool {
 	return len(o.Include) == 0 || slices.ContainsFunc(o.Include, func(glob string) bool {
+		if c == nil {
+			matches, _ := path.Match(glob, w.Name)
+			return matches
+		}
 		return table.FamilyOf(c).Matches(c, glob, w.Owner())
 	})
 }
@@ -66,6 +71,8 @@ type Report struct {
 	A       string `json:"a"`       // path of one side; the caller sets it
 	B       string `json:"b"`       // path of the other
 	Verdict string `json:"verdict"` // "same" or "differs"
+	// A and B are adapters, and Config has differences between their adapter_config.json; absent of checkpoints
+	Adapters bool `json:"adapters,omitempty"`
 	// globs that selected what was compared; absent where all tensors were
 	Include  []string       `json:"include,omitempty"`
 	Compared int            `json:"compared"` // tensors on both sides with one shape
@@ -164,10 +171,7 @@ func Compare(ctx context.Context, a, b Side, o Options) (*Report, error) {
 	}
 	r := summarise(findings, o)
 	if a.Config != nil && b.Config != nil {
-		r.Config = config.Differences(a.Config, b.Config)
-		if slices.ContainsFunc(r.Config, func(d config.Difference) bool { return d.Meaning }) {
-			r.Verdict = "differs"
-		}
+		r.AddConfig(config.Differences(a.Config, b.Config))
 	}
 	if r.Rearranged, err = rearranged(ctx, a, b, r.Findings); err != nil {
 		return nil, err
@@ -325,6 +329,14 @@ func summarise(findings []Finding, o Options) *Report {
 		}
 	}
 	return r
+}
+
+// AddConfig adds differences of the configs.
+func (r *Report) AddConfig(list []config.Difference) {
+	r.Config = append(r.Config, list...)
+	if slices.ContainsFunc(list, func(d config.Difference) bool { return d.Meaning }) {
+		r.Verdict = "differs"
+	}
 }
 
 // Same is the answer.

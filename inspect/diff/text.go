@@ -53,9 +53,12 @@ func (f *Finding) compare(g *Finding) int {
 func (r *Report) WriteText(w io.Writer) error {
 	show := func(v []byte) string { return text.Clip(text.Line(string(v)), maxValue) }
 	var lines, casts []string
-	meaning := 0
+	meaning, file := 0, "config.json"
+	if r.Adapters {
+		file = "adapter_config.json"
+	}
 	for _, d := range r.Config {
-		line := fmt.Sprintf("config.json: %s: %s, then %s", d.Key, show(d.A), show(d.B))
+		line := fmt.Sprintf("%s: %s: %s, then %s", file, d.Key, show(d.A), show(d.B))
 		if d.Meaning {
 			meaning++
 		} else {
@@ -81,7 +84,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		last += fmt.Sprintf("; %s of prediction layers on one side alone", text.Grouped(n))
 	}
 	if meaning > 0 {
-		last += "; config.json differs in " + text.Plural(meaning, "key")
+		last += "; " + file + " differs in " + text.Plural(meaning, "key")
 	}
 	for i, glob := range r.Include {
 		last += []string{"; compared only what matches ", ", "}[min(i, 1)] + text.Quote(glob)
