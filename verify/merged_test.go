@@ -137,3 +137,48 @@ func TestMergedLoRA(t *testing.T) {
 		}
 	}
 }
+
+// TestMergedLoRAOfTheEmbedding: so is one in the embedding, in the rows of the pack's tokens. Rows of a few tokens are none,
+// nor are differences of full rank.
+func TestMergedLoRAOfTheEmbedding(t *testing.T) {
+	const embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v3", "checkpoint"))
+	require.NoError(t, err)
+	defer c.Close()
+	in := &model.Input{Batch: 1, Seq: 64}
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range in.Seq {
+		in.InputIDs = append(in.InputIDs, rng.IntN(c.Config.VocabSize))
+	}
+	for _, d := range []tensor.DType{tensor.F32, tensor.BF16} {
+		reference := recorded(t, c.Config, c, in, d)
+		merged := recorded(t, c.Config, lora(t, c, 2, .1, 1, 1, embedding, head), in, d)
+		single := recorded(t, c.Config, lora(t, c, 1, .1, 1, 1, embedding), in, d)
+		for name, test := range map[string]struct {
+			golden *pack.Pack
+			ours   weights.Source
+			rank   int // 0: none is named
+		}{
+			"merged":          {reference, lora(t, c, 3, .1, 1, 1, embedding), 3},
+			"small":           {reference, lora(t, c, 2, .02, 1, 1, embedding), 2},
+			"with the head":   {reference, lora(t, c, 2, .1, 1, 1, embedding, head), 2},
+			"missing":         {merged, c, 2},
+			"doubled":         {merged, lora(t, c, 2, .1, 2, 1, embedding, head), 2},
+			"mispaired":       {single, lora(t, c, 1, .1, 1, 2, embedding), 2},
+			"of a large rank": {reference, lora(t, c, 40, .1, 1, 1, embedding), 0},
+		} {
+			r, err := Run(context.Background(), c.Config, test.ours, test.golden, Options{})
+			require.NoError(t, err)
+			require.Equal(t, report.Fail, r.Verdict, name)
+			require.Equal(t, "model.embed_tokens.output", *r.FirstDivergence, name)
+			if test.rank == 0 {
+				require.Empty(t, slices.Concat(r.Causes, r.Hints), name)
+				continue
+			}
+			require.Len(t, r.Causes, 1, "%s %v", name, d)
+			require.Equal(t, "low-rank", r.Cause.ID, name)
+			require.Contains(t, r.Cause.Text, fmt.Sprintf("differ by a matrix of rank %d, such as a LoRA or a few columns, in the rows of ",
+				test.rank), name)
+		}
+	}
+}

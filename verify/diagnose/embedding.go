@@ -54,6 +54,9 @@ func Embedding(m *model.DeepseekForCausalLM, ids []int, want []float32, d tensor
 	if words := e.otherColumns(); words != "" {
 		return []report.Cause{{ID: "columns-permuted", Text: words}}, nil
 	}
+	if words := e.lowRank(d); words != "" {
+		return []report.Cause{{ID: "low-rank", Text: words}}, nil
+	}
 	if differ := e.differing(); len(differ) <= bounds.Few && len(differ) < len(e.ids) {
 		return nil, []report.Cause{{ID: "embedding-tokens", Text: fmt.Sprintf(
 			"of the pack's %d token ids the rows of %s differ, those of the others are the reference's", len(e.ids), text.Ranges(differ))}}
@@ -188,4 +191,69 @@ func (e *embedding) otherColumns() string {
 	moved := slices.DeleteFunc(indices(e.width), func(c int) bool { return order[c] == c })
 	return fmt.Sprintf("the columns of %s, the hidden channels, are in another order than the reference's: %d of %d are elsewhere; "+
 		"channel %d of the reference's is column %d", e.w.Name, len(moved), e.width, moved[0], order[moved[0]])
+}
+
+// lowRank describes a difference of low rank, such as a LoRA that was merged on one side, in the rows that differ: beside
+// it every number is the golden's within the roundings of both. It returns "" if the difference has many directions.
+func (e *embedding) lowRank(d tensor.DType) string {
+	if !e.w.DType.Casts() || !bounds.AllFinite(e.want) {
+		return ""
+	}
+	stored, golden := bounds.PrecisionOf(e.w.DType), bounds.PrecisionOf(d)
+	differ := slices.DeleteFunc(indices(len(e.ids)), func(i int) bool { return slices.Equal(e.row(i), e.ours[i*e.width:(i+1)*e.width]) })
+	want := func(t, c int) float64 { return float64(e.want[differ[t]*e.width+c]) }
+	ours := func(t, c int) float64 { return float64(e.ours[differ[t]*e.width+c]) }
+	difference := func(t, c int) float64 { return want(t, c) - ours(t, c) }
+	rows := min(len(differ), mostGrams)
+	if rows < 2*ranksOfProduct {
+		return ""
+	}
+	const both = 2 // the weight was rounded on both sides
+	unit := func(t, c int) float64 {
+		unit := both * stored.Ulp(ours(t, c))
+		if d != e.w.DType {
+			unit += golden.Ulp(want(t, c))
+		}
+		return unit
+	}
+	noise := 0.0
+	for t := range rows {
+		for c := range e.width {
+			noise += bounds.Sq(unit(t, c)) / 12
+		}
+	}
+	directions := spanOf(rows, e.width, difference, ours, noise)
+	rank := float64(len(directions))
+	unsure := bounds.Lambda * math.Sqrt(noise/float64(rows*e.width)*(rank/float64(rows)+rank/float64(e.width)))
+	if directions == nil ||
+		!e.explains(directions, len(differ), difference, func(t, c int) float64 { return unit(t, c)/2 + unsure }) {
+		return ""
+	}
+	return fmt.Sprintf("%s and the reference's differ by a matrix of rank %d, such as a LoRA or a few columns, in the rows of "+
+		"%d of the pack's %d token ids%s", e.w.Name, len(directions), len(differ), len(e.ids), roundingWords(e.w.DType))
+}
+
+// explains reports whether what the directions leave of a difference is within the limits.
+func (e *embedding) explains(directions [][]float64, rows int, difference, limit func(t, c int) float64) bool {
+	left := make([]float64, e.width)
+	for t := range rows {
+		for c := range left {
+			left[c] = difference(t, c)
+		}
+		for _, d := range directions {
+			along := 0.0
+			for c, v := range d {
+				along += float64(v * difference(t, c))
+			}
+			for c, v := range d {
+				left[c] -= float64(along * v)
+			}
+		}
+		for c, v := range left {
+			if math.Abs(v) > limit(t, c) {
+				return false
+			}
+		}
+	}
+	return true
 }

@@ -250,20 +250,26 @@ func (f *Failure) directions() [][]float64 {
 	at := func(t, c int) int { return rows[t]*n + c }
 	left := func(t, c int) float64 { return f.residual(at(t, c)) }
 	product := func(t, c int) float64 { return float64(f.Unrounded[at(t, c)]) }
-	noise, size, whole := 0.0, 0.0, 0.0
+	noise := 0.0
 	for t, r := range rows {
 		noise += float64(n) * bounds.Sq(f.cast(f.Unrounded[r*n:(r+1)*n]))
 		for c := range n {
 			i := at(t, c)
 			noise += bounds.Sq(f.Deviations[i]) + bounds.Sq(bounds.PrecisionOf(f.Got.DType).Ulp(float64(f.Want[i])))/12
-			size, whole = size+bounds.Sq(left(t, c)), whole+bounds.Sq(product(t, c))
 		}
 	}
-	if size <= 4*noise {
+	return spanOf(len(rows), n, left, product, noise)
+}
+
+// spanOf returns orthonormal rows that span a difference D [rows, n] of a matrix P, but for noise, the sum of squares that
+// rounding gives D. It returns nil if the rows are many, or if P has few directions, too.
+func spanOf(rows, n int, difference, product func(t, c int) float64, noise float64) [][]float64 {
+	gramD, gramP := gram(rows, n, difference), gram(rows, n, product)
+	if mat.Trace(gramD) <= 4*noise {
 		return nil
 	}
-	rank, vectors := ranks(gram(len(rows), n, left), 1.5*noise)
-	control, _ := ranks(gram(len(rows), n, product), 1.5*noise*whole/size)
+	rank, vectors := ranks(gramD, 1.5*noise)
+	control, _ := ranks(gramP, 1.5*noise*mat.Trace(gramP)/mat.Trace(gramD))
 	if rank == 0 || rank*ranksOfProduct > min(control, n) {
 		return nil
 	}
@@ -272,7 +278,7 @@ func (f *Failure) directions() [][]float64 {
 		direction, squares := make([]float64, n), 0.0
 		for c := range direction {
 			for t := range rows {
-				direction[c] += float64(vectors.At(t, k) * left(t, c))
+				direction[c] += float64(vectors.At(t, k) * difference(t, c))
 			}
 			squares += bounds.Sq(direction[c])
 		}
