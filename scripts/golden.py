@@ -125,7 +125,12 @@ BLOCKS = {"AfmoeForCausalLM": ("pre_mlp_layernorm", "post_mlp_layernorm"),
           **dict.fromkeys([
               "KimiLinearForCausalLM", "BailingHybridForCausalLM", "MiMoV2FlashForCausalLM", "Qwen3NextForCausalLM", "FlintForCausalLM",
               "AXK2ForCausalLM", "Mistral4ForCausalLM", "LagunaForCausalLM", "HYV4ForCausalLM", "Qwen3_5MoeForCausalLM", "LaraMiniForCausalLM",
-              "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM"], ("post_attention_layernorm",))}
+              "Dots3NoteForCausalLM", "MiniMaxM3VLForCausalLM", "Glm5NextForConditionalGeneration", "MistralLarge4ForConditionalGeneration",
+              "Step3p7ForConditionalGeneration"], ("post_attention_layernorm",)),
+          "LongcatFlashForCausalLM": ("post_attention_layernorm.0",), "NemotronHForCausalLM": ("norm",)}
+# Models whose mixtures dsmoe computes and that have no class in transformers.
+CLASSLESS = {"BailingMoeForCausalLM": "Ling 1's code is published with its weights, for transformers 4",
+             "Step3p5ForCausalLM": "transformers has Step3p7ForConditionalGeneration alone, with a vision tower"}
 KNOWN["native"] += BLOCKS
 PUBLISHED = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"}  # other names of classes in published files
 INDEXED = ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "DeepseekV4ForCausalLM"]  # of these, classes with an indexer
@@ -162,8 +167,8 @@ STANDARD = [
     *(f"self_attn.compressor.{m}.output" for m in COMPRESSOR), "self_attn.compressor.entries",
     *(f"self_attn.compressor.indexer.{m}.output" for m in ("q_b_proj", *COMPRESSOR, "scorer.weights_proj")),
     *(f"self_attn.compressor.indexer.{s}" for s in ("q", "entries", "scores", "topk_idx")),
-    *(f"self_attn.{s}" for s in ("query", "kv", "context")), "self_attn.output", "pre_mlp_layernorm.output", "post_attention_layernorm.output",
-    "mlp.gate.logits", "mlp.gate.topk_idx", "mlp.shared_expert_gate.output", "post_mlp_layernorm.output",
+    *(f"self_attn.{s}" for s in ("query", "kv", "context")), "self_attn.output", "pre_mlp_layernorm.output", "post_attention_layernorm.output", "post_attention_layernorm.0.output", "norm.output",
+    "mlp.gate.logits", "mlp.gate.topk_idx", "mlp.shared_expert_gate.output", "mlp.fc1_latent_proj.output", "mlp.fc2_latent_proj.output", "post_mlp_layernorm.output",
     "mlp.gate.topk_weight", "mlp.gate.aux_loss", "mlp.experts.output", "mlp.experts.*.probe.output", "mlp.shared_experts.output", "mlp.output", "output",
     "enorm.output", "hnorm.output", "eh_proj.output", "shared_head.norm.output", "shared_head.head.output",
 ]
@@ -308,6 +313,7 @@ class Checkpoint:
             raise Trouble(f"{self.at(weights)}: no weights")
         self.block = self.quantisation()
         block = (self.config.get("architectures") or [""])[0] in [*BLOCKS, *PUBLISHED]
+        self.text = self.config.get("text_config", self.config) if block else self.config
         self.native = self.native_names() if block or self.config.get("model_type") in RENAMED else {}
         if "model.word_embeddings.weight" in self.where:
             self.native["model.embed_tokens.weight"] = "model.word_embeddings.weight"
@@ -317,7 +323,8 @@ class Checkpoint:
         """Stored names by those of transformers' modules, which has renamings for published and for saved names."""
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import WeightRenaming, apply_renamings
-        renamings = [r for r in get_checkpoint_conversion_mapping(self.config["model_type"]) or () if isinstance(r, WeightRenaming)]
+        types = dict.fromkeys((self.config["model_type"], self.text.get("model_type")))  # of what is around a text model, and of that
+        renamings = [r for t in types if t for r in get_checkpoint_conversion_mapping(t) or () if isinstance(r, WeightRenaming)]
         native, problems = {}, []
         for stored in self.where:
             short = stored.removeprefix("model.")
@@ -325,6 +332,8 @@ class Checkpoint:
             name = apply_renamings("model." + short, renamings).removeprefix("model.") if name == short else name
             for short, part in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
                 name = name.replace(f".{short}.", f".{part}.")
+            name = re.sub(r"^(backbone\.|model\.)?(language_model\.)?", "", name).replace(".mixer.", ".mlp.")
+            name = re.sub(r"\.moe\.(gate|up)_proj\.weight$", r".mlp.experts.\1_proj", name)  # stacked, and apart
             first = native.setdefault(name if name.startswith("lm_head.") else "model." + name, stored)
             if first != stored:
                 problems.append(f"{self.path}: {first} and {stored} are the same weight")
@@ -602,8 +611,9 @@ class Reference:
         self.model.train(a.train)
         for module in self.model.modules() if self.cls.__name__ in TRIED else []:  # beside its own names, which weights have
             vars(module).update({LING[n]: m for n, m in module.named_children() if n in LING})
-        self.config = self.model.config
-        self.layers = self.model.model.layers
+        self.config = self.model.config.get_text_config() if a.block else self.model.config
+        self.decoder = getattr(self.model.model, "language_model", self.model.model) if a.block else self.model.model
+        self.layers = self.decoder.layers
         self.one_rotary = getattr(self.model.model, "rotary_emb", None) is not None
         if self.one_rotary and not a.block:
             self.model.model.rotary_emb = self.real(lambda: type(self.model.model.rotary_emb)(self.config))
@@ -617,6 +627,8 @@ class Reference:
         problems, versions = [], tuple(m.__version__.split("+")[0] for m in (torch, transformers))
         name = self.architecture(checkpoint)
         v4 = name == "DeepseekV4ForCausalLM"
+        if name in CLASSLESS:
+            raise Trouble(f"{checkpoint.at('config.json')}: architectures {name}: transformers has no class for it: {CLASSLESS[name]}")
         if name not in KNOWN["remote"] + KNOWN["native"]:
             raise Trouble(f"{checkpoint.at('config.json')}: architectures {name}: this records "
                           f"{', '.join(sorted(set(KNOWN['remote'] + KNOWN['native'])))}")
@@ -1071,6 +1083,9 @@ class Watch(TorchFunctionMode):
             gate, up = out.chunk(2, -1)
             self.take_expert(number, "gate_proj.output", gate)
             self.take_expert(number, "up_proj.output", up)
+        elif part == "up_proj":  # Nemotron's have no gate_proj
+            self.begin_expert(number, x)
+            self.take_expert(number, "up_proj.output", out)
         else:
             self.take_expert(number, "down_proj.input", x)
             self.take_expert(number, "output", out)
@@ -1159,7 +1174,7 @@ class Hooks:
     def __init__(self, layer, name, recorder, watch, rotary):
         self.recorder, self.watch, self.rotary, self.handles = recorder, watch, rotary, []
         for norm in getattr(layer, "norms", ("input_layernorm", "post_attention_layernorm")):
-            self.output(getattr(layer, norm), f"{name}.{norm}.output")
+            self.output(layer.get_submodule(norm), f"{name}.{norm}.output")
         if not isinstance(layer, Block):
             self.attention(layer.self_attn, name + ".self_attn")
         for hc in ("attn_hc", "ffn_hc") if hasattr(layer, "attn_hc") else ():
@@ -1259,9 +1274,9 @@ class Hooks:
             self.recorder.take(name + ".attn_weights", out[1])
 
     def mlp(self, mlp, base):
-        if hasattr(mlp, "gate_proj"):  # MiniMax-M3's has one matrix
-            self.output(mlp.gate_proj, base + "gate_proj.output")
-            self.output(mlp.up_proj, base + "up_proj.output")
+        for m in ("gate_proj", "up_proj"):  # MiniMax-M3's has one matrix
+            if hasattr(mlp, m):
+                self.output(getattr(mlp, m), f"{base}{m}.output")
         self.before(mlp.down_proj, lambda x: self.recorder.take(base + "down_proj.input", x))
 
     def mixture(self, moe, base):
@@ -1289,6 +1304,11 @@ class Hooks:
             self.after(common, shared)
         if w.block:
             self.output(moe.experts, base + "experts.output")
+        for latent in ("fc1_latent_proj", "fc2_latent_proj"):
+            if isinstance(getattr(moe, latent, None), torch.nn.Linear):
+                self.output(getattr(moe, latent), f"{base}{latent}.output")
+        if hasattr(moe, "fc1_latent_proj"):
+            self.after(moe.fc1_latent_proj, lambda out: setattr(w, "hidden", out.reshape(-1, out.shape[-1])))
         if hasattr(moe, "shared_expert_gate"):
             self.output(moe.shared_expert_gate, base + "shared_expert_gate.output")
         if isinstance(moe.experts, torch.nn.ModuleList):
@@ -1335,6 +1355,7 @@ class Unit:
         layer = getattr(module, "mtp_block", module)
         self.experts = getattr(getattr(layer, "mlp", None), "experts", None)
         self.stacked = self.experts is not None and not isinstance(self.experts, torch.nn.ModuleList)
+        self.stacks = [p for p in ("gate_up_proj", "up_proj", "down_proj") if self.stacked and hasattr(self.experts, p)]
         self.lazy = []  # modules of experts that load themselves
 
     def parts(self, module=None, prefix=None):
@@ -1349,14 +1370,18 @@ class Unit:
                     yield m, attribute, prefix + self.rename(".".join(filter(None, (path, attribute))))
 
     def expert_count(self):
-        return self.experts.num_experts if self.stacked else len(self.experts)
+        return len(self.experts) if not self.stacked else getattr(self.experts, "num_routed_experts", None) or self.experts.num_experts
 
     def run_expert(self, number, x):
         """What an expert gives for rows [n, hidden], its weights loading themselves."""
         x = x.to(self.run.reference.device)
         if not self.stacked:
             return self.experts[number](x)
-        return self.experts(x, torch.full((len(x), 1), number, device=x.device), torch.ones(len(x), 1, dtype=x.dtype, device=x.device))
+        idx, weight = torch.full((len(x), 1), number, device=x.device), torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
+        if hasattr(self.experts, "identity_expert"):  # LongCat's code wants two choices: the other one adds 0 times what it took
+            idx = torch.cat([idx, torch.full_like(idx, self.experts.total_experts - 1)], 1)
+            weight = torch.cat([weight, torch.zeros_like(weight)], 1)
+        return self.experts(x, idx, weight)
 
     def expert(self, number, part):
         return f"{self.prefix}mlp.experts.{number}.{part}.weight"
@@ -1368,15 +1393,18 @@ class Unit:
             if not self.zero(name):
                 yield c.problem(name, list(getattr(module, attribute).shape))
         if self.stacked:
-            stacks = {part: list(getattr(self.experts, part).shape) for part in ("gate_up_proj", "down_proj")}
-            for part, (count, rows, cols) in stacks.items():
-                if c.resolve(f"{self.prefix}mlp.experts.{part}") in c.where:
-                    yield c.problem(f"{self.prefix}mlp.experts.{part}", [count, rows, cols])
-                    continue
+            for part in self.stacks:
+                count, rows, cols = getattr(self.experts, part).shape
                 apart = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
-                for number in range(count):
+                if self.whole(part):
+                    yield c.problem(self.whole(part), [count, rows, cols])
+                elif all(map(self.whole, apart)):
                     for p in apart:
-                        yield c.problem(self.expert(number, p), [rows // len(apart), cols])
+                        yield c.problem(self.whole(p), [count, rows // len(apart), cols])
+                else:
+                    for number in range(self.expert_count()):
+                        for p in apart:
+                            yield c.problem(self.expert(number, p), [rows // len(apart), cols])
         elif self.experts is not None and not self.run.training:
             for number, expert in enumerate(self.experts):
                 for m, attribute, name in self.parts(expert, f"{self.prefix}mlp.experts.{number}."):
@@ -1424,7 +1452,7 @@ class Unit:
         if hasattr(self.module, "self_attn"):
             self.run.reference.restore_rotary(self.module)
         if self.stacked:
-            for part in ("gate_up_proj", "down_proj"):
+            for part in self.stacks:
                 self.experts._parameters.pop(part, None)
                 setattr(self.experts, part, self.experts_of(part))
         elif self.experts is not None and not self.run.training:
@@ -1441,19 +1469,25 @@ class Unit:
 
     def stack(self, part, number):
         """One expert of a stack."""
-        c, dtype = self.run.checkpoint, self.dtype_of(self.prefix + "mlp.experts." + part)
-        whole = f"{self.prefix}mlp.experts.{part}"
-        if c.resolve(whole) in c.where:
-            return self.weight(whole, dtype, number)
-        if part == "down_proj":
+        dtype = self.dtype_of(self.prefix + "mlp.experts." + part)
+        if self.whole(part):
+            return self.weight(self.whole(part), dtype, number)
+        if part != "gate_up_proj":
             return self.weight(self.expert(number, part), dtype)
-        return torch.cat([self.weight(self.expert(number, p), dtype) for p in ("gate_proj", "up_proj")])
+        apart = ("gate_proj", "up_proj")
+        return torch.cat([self.weight(self.whole(p), dtype, number) if self.whole(p) else self.weight(self.expert(number, p), dtype)
+                          for p in apart])
+
+    def whole(self, part):
+        """The name of the stored tensor with a matrix of all experts; None if each has its own."""
+        name = f"{self.prefix}mlp.experts.{part}"
+        return name if self.run.checkpoint.resolve(name) in self.run.checkpoint.where else None
 
     def unload(self):
         for h in self.lazy:
             h.remove()
         self.lazy = []
-        for part in ("gate_up_proj", "down_proj") if self.stacked else ():
+        for part in self.stacks:
             setattr(self.experts, part, None)
         self.empty(self.parts())
         if hasattr(self.module, "self_attn") and not self.run.reference.one_rotary:
@@ -1461,18 +1495,26 @@ class Unit:
 
 
 class Block(torch.nn.Module):
-    """The MLP of a decoder layer, the norm before it and the norms behind it."""
+    """The MLP of a decoder layer, the norm before it and the norms behind it, under the layer's own names but for the MLP's."""
 
     def __init__(self, layer, norms):
         super().__init__()
-        self.norms, self.mlp = norms, layer.mlp
+        self.norms, self.mlp = norms, self.mlp_of(layer)
         for norm in norms:
-            setattr(self, norm, getattr(layer, norm))
+            name, _, first_of_list = norm.partition(".")
+            module = layer.get_submodule(norm)
+            setattr(self, name, torch.nn.ModuleList([module]) if first_of_list else module)
+
+    @staticmethod
+    def mlp_of(layer):
+        """The MLP of a layer; None if its one module is another."""
+        mlp = layer.mlp if hasattr(layer, "mlp") else layer.mixer
+        return mlp if hasattr(mlp, "experts") or hasattr(mlp, "down_proj") else None
 
     def forward(self, x):
-        x = self.mlp(getattr(self, self.norms[0])(x))
+        x = self.mlp(self.get_submodule(self.norms[0])(x))
         for norm in self.norms[1:]:
-            x = getattr(self, norm)(x)
+            x = self.get_submodule(norm)(x)
         return x
 
 
@@ -1528,21 +1570,26 @@ class Run:
         self.recorder = Recorder(a.stages, reference.dtype, ids.shape[1], a.attn)
         self.watch = Watch(self.recorder)
         self.watch.block = a.block
-        self.model, self.base = reference.model, reference.model.model
-        self.count = reference.config.num_hidden_layers
+        self.model, self.base = reference.model, reference.decoder
+        self.count = len(reference.layers)
         self.chosen = layer_list(a.layers, self.count)
+        self.norms = BLOCKS[reference.cls.__name__] if a.block else None  # of --block
+        self.without = [n for n, layer in enumerate(reference.layers) if a.block and not Block.mlp_of(layer)]  # an MLP
+        self.chosen = [n for n in self.chosen if n not in self.without]
+        if not self.chosen:
+            raise Trouble(f"--layers {a.layers}: none of these layers has an MLP")
         self.tables, self.unwritten, self.embedded, self.normed = {}, {}, None, None
         self.probes = {}  # of layers: rows and experts of probes
         self.layer_inputs = {}  # of layers whose input is in the pack: where it is from
         self.kept = set()  # weights in float32 beside a narrower compute dtype, as kinds
         self.tied = {}  # in training the embedding's weight, which a tied head shares
-        self.norms = BLOCKS[reference.cls.__name__] if a.block else None  # of --block
         self.ends = (STREAMS if hasattr(self.base, "hc_head") else []) + HEAD  # stages behind the last layer
         ends = not a.block and (self.training or a.mtp or any(map(self.recorder.wanted, self.ends)))
         self.head_name, self.last = "lm_head.output", ends and self.count - 1 in self.chosen
         self.mtp = self.prediction_layers()
-        self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
-        self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
+        if not a.block:
+            self.embedding = Unit(self, self.base.embed_tokens, "model.embed_tokens.", "embed")
+            self.norm = Unit(self, self.base.norm, "model.norm.", "head", ends_file=False)
         self.streams = Unit(self, self.base.hc_head, "model.hc_head.", "head", ends_file=False) if len(self.ends) > len(HEAD) else None
         tied = not a.block and (self.last or 0 in self.chosen) and self.ties()
         self.head = Unit(self, self.model.lm_head, "model.embed_tokens." if tied else "lm_head.", "head")
@@ -1612,7 +1659,7 @@ class Run:
     def unrecorded(self):
         """Layers of the checkpoint that are not in the pack."""
         present = set(self.chosen) | ({self.count + k for k in range(len(self.mtp.layers))} if self.mtp else set())
-        return sorted((self.checkpoint.layers() | set(range(self.count))) - present)
+        return sorted((self.checkpoint.layers() | set(range(self.count))) - present - set(self.without))
 
     def few_tokens(self):
         """Says where sequences are too short for V4's compressors: an entry is made of a window of tokens, or of two that overlap."""
@@ -1738,7 +1785,8 @@ class Run:
         normed = taken.get(f"{unit.prefix}{self.norms[0] if self.norms else 'post_attention_layernorm'}.output")
         if unit.experts is None or normed is None or self.training or self.a.no_probes or not self.recorder.wanted(PROBE):
             return {}
-        x, real = normed.reshape(-1, normed.shape[-1]), self.real_rows(normed.shape[1])
+        real, x = self.real_rows(normed.shape[1]), taken.get(f"{unit.prefix}mlp.fc1_latent_proj.output", normed)
+        x = x.reshape(-1, x.shape[-1])  # what experts take, perhaps in a latent space
         rows, probed, experts = probe_rows(x, real), {}, []
         for number in unchosen(*routing, real, unit.expert_count()) if rows else []:
             name, out = f"{unit.prefix}mlp.experts.{number}.probe.output", unit.run_expert(number, x[rows])

@@ -52,7 +52,8 @@ PATHS = {
             "v2-lite", "glm4-moe-lite", "axk1", "v32", "glm5", "v4", "dots1", "solar-open", "hy-v3", "exaone-moe", "ernie45-moe")),
         *((f"blocks/{name}", f"--block --random 1x24{dtype}") for name in (
             "afmoe", "axk2", "bailing-hybrid", "beam", "dots3-note", "flint", "hy-v4", "kimi-linear", "kolibri1", "laguna", "lara-mini",
-            "mimo-v2-flash", "minimax-m3", "mistral4", "qwen3-5", "qwen3-next")
+            "mimo-v2-flash", "minimax-m3", "mistral4", "qwen3-5", "qwen3-next", "glm5-next", "longcat-flash", "mistral-large4",
+            "nemotron-h", "step3p7")
           for dtype in ("", " --dtype bfloat16") if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)),
     ],
     "remote": [

@@ -341,6 +341,9 @@ func (m *Manifest) checkProbe(l int, p Probe) (problems []string) {
 		return []string{"there is no tensor " + normed + ", whose rows the experts were run on"}
 	}
 	width := of.Shape[len(of.Shape)-1]
+	if latent := m.Tensors[StageOf(l, latentInput)].Shape; len(latent) > 0 {
+		width = latent[len(latent)-1]
+	}
 	if problem := ascending("row", p.Rows, elements(of.Shape[:len(of.Shape)-1])); problem != "" {
 		problems = append(problems, problem)
 	}

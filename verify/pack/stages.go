@@ -44,6 +44,7 @@ const (
 
 	AttentionNorm = "post_attention_layernorm.output"
 	behindMLP     = "post_mlp_layernorm.output"
+	latentInput   = "mlp.fc1_latent_proj.output" // what experts in a latent space take
 	ProbeOutput   = "mlp.experts.*.probe.output" // of one on rows that did not choose it: see Probe
 
 	PredictedFrom   = "eh_proj.output" // of prediction layers, as those below
