@@ -3,6 +3,7 @@ package verify_test
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -509,20 +510,26 @@ func TestFaultyEnginesAreNamed(t *testing.T) {
 	}
 }
 
-// cachingLatents rounds latents to E4M3 in steps, and the key's part with RoPE unless that stays as it is.
+// cachingLatents rounds latents to E4M3 in steps, 0 for a 448th of a layer's largest latent, and the key's part with RoPE
+// unless that stays as it is.
 func cachingLatents(step float64, rotated bool) func(f *faulty) {
+	var dtype tensor.DType
+	ofLayer := step == 0
 	code := func(v float32) float32 {
-		code := max(-448, min(float64(v)/step, 448))
+		code := max(-448, min(float64(v/float32(step)), 448))
 		if code == 0 {
 			return 0
 		}
 		unit := math.Exp2(max(math.Floor(math.Log2(math.Abs(code))), -6) - 3)
-		return float32(math.RoundToEven(code/unit) * unit * step)
+		return tensor.Rounded(float32(math.RoundToEven(code/unit)*unit*float64(float32(step))), dtype)
 	}
 	return func(f *faulty) {
 		linear, scores := f.linear, f.scores
 		f.linear = func(x *activation, l *model.Linear) *activation {
 			if strings.HasSuffix(l.Weight.Name, "kv_b_proj.weight") {
+				if dtype = x.DType; ofLayer {
+					step = float64(max(slices.Max(x.Values), -slices.Min(x.Values)) / 448)
+				}
 				x = each(x, code)
 			}
 			return linear(x, l)
@@ -550,18 +557,32 @@ func TestLatentCaches(t *testing.T) {
 		rotated  bool
 		declares []string
 		cause    string
+		attended bool // the trace has no product of latents
+		bf16     bool
 	}{
-		{1, true, []string{"fp8"}, ""},
-		{1, true, nil, "latent-cache: the engine rounded latents to fp8, as a cache of latents holds them, and declares nothing"},
-		{0.0123, true, []string{"fp8:0.0123"}, ""},
-		{0.0123, true, []string{"f32"}, "latent-cache: the engine rounded latents to fp8:0.0123, as a cache of latents holds them, and declares f32"},
-		{0.25, false, []string{"fp8:0.25", "f32"}, ""},
-		{0.25, false, []string{"fp8:0.25"}, "cache of latents holds them, and not the key's part with RoPE, and declares fp8:0.25"},
-		{0.001, true, nil, " numbers are beyond 0.448, the largest number there, and clipped, and declares nothing"},
+		{step: 1, rotated: true, declares: []string{"fp8"}},
+		{step: 1, rotated: true, cause: "latent-cache: the engine rounded latents to fp8, as a cache of latents holds them, and declares nothing"},
+		{step: 0.0123, rotated: true, declares: []string{"fp8:0.0123"}},
+		{step: 0.0123, rotated: true, declares: []string{"f32"},
+			cause: "latent-cache: the engine rounded latents to fp8:0.0123, as a cache of latents holds them, and declares f32"},
+		{step: 0.25, declares: []string{"fp8:0.25", "f32"}},
+		{step: 0.25, declares: []string{"fp8:0.25"}, cause: "cache of latents holds them, and not the key's part with RoPE, and declares fp8:0.25"},
+		{step: 0.001, rotated: true, cause: " numbers are beyond 0.448, the largest number there, and clipped, and declares nothing"},
+		{step: 0x1p-6, rotated: true, attended: true, cause: "latent-cache: the engine rounded latents to fp8:0.015625, as a cache"},
+		{rotated: true, attended: true, cause: "latent-cache: the engine rounded latents to fp8:0.0"},
+		{step: 1, rotated: true, attended: true, bf16: true, cause: "latent-cache: the engine rounded latents to fp8, as a cache"},
+		{step: 0x1p-6, rotated: true, attended: true, bf16: true, declares: []string{"fp8:0.015625"}},
+		{step: 0x1p-6, rotated: true, attended: true, bf16: true, cause: "latent-cache: the engine rounded latents to fp8:0.015625, as a cache"},
+		{rotated: true, attended: true, bf16: true, cause: "latent-cache: the engine rounded latents to fp8:0.0"},
 	} {
 		checkpoint, p := open(t, "v3-trained/golden-f32")
-		e := engine{inputs: engineForms["F32"], fault: cachingLatents(c.step, c.rotated), declares: &pack.Arithmetic{
+		e := engine{inputs: engineForms["F32"], fault: cachingLatents(c.step, c.rotated), bf16: c.bf16, declares: &pack.Arithmetic{
 			Activations: engineForms["F32"], Cache: "f32", Attention: []string{pack.Eager}, LatentCache: c.declares}}
+		if c.attended {
+			e.recorded = func(_ *testing.T, p *pack.Pack) {
+				maps.DeleteFunc(p.Manifest.Tensors, func(name string, _ pack.Entry) bool { return strings.HasSuffix(name, ".kv_b_proj.output") })
+			}
+		}
 		r := run(t, checkpoint.Config, checkpoint, e.trace(t, checkpoint.Config, checkpoint, p), verify.Options{})
 		if c.cause == "" {
 			require.Equal(t, report.Pass, r.Verdict, "%v: %v %v", c, r.FirstDivergence, r.Reasons)

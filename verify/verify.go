@@ -84,7 +84,7 @@ func Run(ctx context.Context, c *config.Config, src weights.Source, golden *pack
 	r := conclude(found.project())
 	if r.Verdict == report.Fail {
 		for _, look := range []func(context.Context, *evidence, *report.Report) (*evidence, *report.Report, error){withRoundings,
-			withTF32, recognise, observe} {
+			withTF32, recogniseKept, recognise, observe} {
 			if err == nil {
 				found, r, err = look(ctx, found, r)
 			}

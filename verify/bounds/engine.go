@@ -47,7 +47,9 @@ type Rounding struct {
 	most  float64    // the largest code
 	half  bool       // steps are stored in F16
 	each  float64    // what numbers by themselves are codes of; 0 is 1
-	sums  bool       // the sum of a block's codes times the step is stored in F16, too, for weights with a minimum
+	// quotient is a number divided by each as float32 computes it; nil if that is not known.
+	quotient func(x, each float32) float32
+	sums     bool // the sum of a block's codes times the step is stored in F16, too, for weights with a minimum
 }
 
 // RoundingOf returns the rounding of that name, nil for f32; known is false if there is none:
@@ -61,7 +63,7 @@ type Rounding struct {
 //	fp8-tensor  the same of a whole tensor
 //	fp8-token   the same of each row
 //	fp8         E4M3
-//	fp8:STEP    E4M3 times a step
+//	fp8:STEP    E4M3 times a step; in trials fp8/STEP, of numbers divided by it, and fp8*STEP, multiplied with its reciprocal
 //
 // Numbers beyond the largest of E4M3, 448, become 448.
 func RoundingOf(name string) (r *Rounding, known bool) {
@@ -89,10 +91,17 @@ func RoundingOf(name string) (r *Rounding, known bool) {
 	case "fp8-token":
 		r = &Rounding{to: fp8, block: math.MaxInt32, most: largest}
 	default:
-		step, of := strings.CutPrefix(name, "fp8:")
+		step, of := strings.CutPrefix(name, "fp8")
+		how, step := step[:min(1, len(step))], step[min(1, len(step)):]
 		each, err := strconv.ParseFloat(step, 32)
-		if known = of && err == nil && each > 0; known {
+		if known = of && strings.Contains(":/*", how) && err == nil && each > 0; known {
 			r = &Rounding{to: fp8, most: largest, each: each}
+		}
+		switch {
+		case known && how == "/":
+			r.quotient = func(x, each float32) float32 { return x / each }
+		case known && how == "*":
+			r.quotient = func(x, each float32) float32 { return x * (1 / each) }
 		}
 	}
 	return r, known
@@ -479,8 +488,11 @@ const tieUlps = 4
 func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	step, unsure := 1.0, 0.0 // what codes are of, and its relative standard deviation
 	stored, off := 1.0, 0.0  // what they are multiplied with, and how far it may be off
+	inexact := r.block != 0  // codes are quotients that float32 rounds
 	if r.each > 0 {
 		step, stored = r.each, r.each
+		mantissa, _ := math.Frexp(step)
+		inexact = mantissa != .5 && r.quotient == nil
 	}
 	if r.block != 0 {
 		step, unsure = r.step(x, from, to)
@@ -493,9 +505,13 @@ func (r *Rounding) roundBlock(y, x *Value, from, to int) (exact bool) {
 	}
 	exact = true
 	for i := from; i < to; i++ {
-		code := r.within(float64(x.Values[i]) / step)
+		code := float64(x.Values[i]) / step
+		if r.quotient != nil {
+			code = float64(r.quotient(x.Values[i], float32(step)))
+		}
+		code = r.within(code)
 		s, tie := Unit*math.Sqrt(x.Variance(i))/step, 0.0
-		if r.block != 0 || r.each > 0 {
+		if inexact {
 			s, tie = math.Hypot(s, math.Abs(code)*unsure), tieUlps*f32.Ulp(code)
 		}
 		c, of := r.to.either(code, s, tie)

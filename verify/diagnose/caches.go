@@ -27,23 +27,36 @@ func latentMistakes(f *Failure) (list []mistake) {
 	}
 	words := []string{"bf16", "f16", "q8_0", "fp8", "fp8-token", "fp8-1x128", "fp8-tensor"}
 	words = append(words, f.How.LatentCache...)
-	if product && f.isProduct() && f.isFinite() {
-		words = slices.Concat(f.latentSteps(), words)
+	latents := f.latents()
+	switch {
+	case product && f.isProduct() && f.isFinite():
+		words = slices.Concat(f.latentSteps(latents), words)
+	case !product && bounds.AllFinite(latents): // steps that somebody chooses, as nothing tells the step
+		for exponent := -10; exponent <= 3; exponent++ {
+			if exponent != 0 {
+				words = append(words, fmt.Sprintf("fp8:%v", math.Exp2(float64(exponent))))
+			}
+		}
+		if most := largest(latents); most > 0 {
+			for _, divided := range ":/*" { // in BF16 many numbers are near ties: a division and a product with the reciprocal tell
+				words = append(words, fmt.Sprintf("fp8%c%v", divided, float32(most/mostE4M3)))
+			}
+		}
 	}
 	for _, to := range words {
 		for _, rotated := range []string{to, "f32"} {
 			undo := func(x *Trial) string {
-				how := *x.How
-				how.LatentCache, how.Rounding, x.How = []string{to, rotated}, maps.Clone(how.Rounding), &how
-				maps.DeleteFunc(how.Rounding, func(_, way string) bool { return way == bounds.Unknown }) // for want of the cache
+				how := x.knownRounding()
+				how.LatentCache = []string{to, rotated}
 				if slices.Equal(how.LatentCache, f.How.LatentCache) {
 					return ""
 				}
-				said := fmt.Sprintf("the reference rounded latents to %s, as a cache of latents holds them", to)
+				word := strings.NewReplacer("/", ":", "*", ":").Replace(to)
+				said := fmt.Sprintf("the reference rounded latents to %s, as a cache of latents holds them", word)
 				if rotated != to {
 					said += ", and not the key's part with RoPE"
 				}
-				return said + f.clipped(to) + ", and declares " + cmp.Or(strings.Join(f.How.LatentCache, ", "), "nothing")
+				return said + clipped(latents, word) + ", and declares " + cmp.Or(strings.Join(f.How.LatentCache, ", "), "nothing")
 			}
 			list = append(list, mistake{id: "latent-cache", kinds: []string{f.kind()}, unless: "latent-cache", undo: undo})
 		}
@@ -54,19 +67,42 @@ func latentMistakes(f *Failure) (list []mistake) {
 // mostE4M3 is the largest number of E4M3.
 const mostE4M3 = 448
 
-// clipped says how many numbers of the latents are beyond the largest that E4M3 has in steps; "" if none are.
-func (f *Failure) clipped(to string) string {
+// latents are what the failed layer's attention makes keys and values of; nil if the pack lacks them.
+func (f *Failure) latents() []float32 {
+	if f.Input != nil {
+		return f.Input.Values
+	}
+	values, _ := f.Pack.Float32s(pack.StageOf(f.Layer, pack.InAttention(table.KVALayernorm)))
+	return values
+}
+
+// largest returns the largest of the values, without their signs.
+func largest(values []float32) (most float64) {
+	for _, v := range values {
+		most = max(most, math.Abs(float64(v)))
+	}
+	return most
+}
+
+// knownRounding returns what is changed of how a trial's engine computes. Roundings that were not recognised may have been
+// a cache's: they are HuggingFace's.
+func (x *Trial) knownRounding() *pack.Arithmetic {
+	how := *x.How
+	how.Rounding, x.How = maps.Clone(how.Rounding), &how
+	maps.DeleteFunc(how.Rounding, func(_, way string) bool { return way == bounds.Unknown })
+	return &how
+}
+
+// clipped says how many latents are beyond the largest number that E4M3 has in steps; "" if none are.
+func clipped(latents []float32, to string) string {
 	step := 1.0
 	if of, stepped := strings.CutPrefix(to, "fp8:"); stepped {
 		step, _ = strconv.ParseFloat(of, 64)
 	} else if to != "fp8" {
 		return ""
 	}
-	if f.Input == nil {
-		return ""
-	}
 	n := 0
-	for _, v := range f.Input.Values {
+	for _, v := range latents {
 		if math.Abs(float64(v)) > mostE4M3*step {
 			n++
 		}
@@ -75,12 +111,12 @@ func (f *Failure) clipped(to string) string {
 		return ""
 	}
 	return fmt.Sprintf("; %s of %s are beyond %g, the largest number there, and clipped", text.Grouped(n),
-		text.Plural(len(f.Input.Values), "number"), mostE4M3*step)
+		text.Plural(len(latents), "number"), mostE4M3*step)
 }
 
 // latentSteps returns E4M3 in the steps with which the product of rounded latents is nearest to the golden, in some rows
 // and columns; nil if none is near.
-func (f *Failure) latentSteps() []string {
+func (f *Failure) latentSteps(latents []float32) []string {
 	w := f.loaded(f.module() + ".weight")
 	if w == nil {
 		return nil
@@ -96,10 +132,7 @@ func (f *Failure) latentSteps() []string {
 		unit := w.Rows(columns[i], columns[i]+1)
 		units = append(units, slices.Clone(plain.Values(&unit)))
 	}
-	rows, most := min(f.Got.Rows(), 2*sampledRows), 0.0
-	for _, v := range f.Input.Values {
-		most = max(most, math.Abs(float64(v)))
-	}
+	rows, most := min(f.Got.Rows(), 2*sampledRows), largest(latents)
 	// tried returns the sums of squares with a step: what is left, and the factor that brings the product nearest
 	tried := func(step float64) (left, factor float64) {
 		var s fit

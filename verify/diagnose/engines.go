@@ -72,8 +72,8 @@ func engineMistakes(f *Failure) []mistake {
 	for _, cache := range pack.Roundings("") {
 		list = append(list, mistake{id: "cache-rounded", kinds: attendStages, unless: "cache-rounded",
 			undo: func(x *Trial) string {
-				how := *x.How
-				how.Cache, x.How = cache, &how
+				how := x.knownRounding()
+				how.Cache = cache
 				return rounded("keys and values", cache, f.How.Cache)
 			}})
 	}

@@ -93,15 +93,21 @@ func (x *Trial) round(name, by string) {
 	maps.Copy(x.Rounded, x.failed.Rounded)
 }
 
-// roundedMistakes is a router whose weight of 16 bits was rounded, and the reference's was not.
+// roundedMistakes is a router whose weight of 16 bits was rounded, and the reference's was not; or one in float32 that the
+// reference kept so, and its manifest does not say that.
 func roundedMistakes(*Failure) []mistake {
 	return []mistake{{id: "router-rounded", kinds: []string{pack.GateLogits}, undo: func(x *Trial) string {
 		w := &x.layer.MoE.Gate.Weight
-		if w.DType != tensor.BF16 && w.DType != tensor.F16 {
-			return ""
+		switch {
+		case w.DType == tensor.BF16 || w.DType == tensor.F16:
+			x.round(w.Name, "cast")
+			return fmt.Sprintf("%s was rounded to %s: the reference's, in F32, differs by no more than that", w.Name, w.DType)
+		case w.DType == tensor.F32 && !w.InFloat32 && x.Options.DType != tensor.F32:
+			w.InFloat32 = true
+			return fmt.Sprintf("the reference kept %s in F32, here it is rounded to %s, as kept_float32 of the manifest does not "+
+				"name it", w.Name, x.Options.DType)
 		}
-		x.round(w.Name, "cast")
-		return fmt.Sprintf("%s was rounded to %s: the reference's, in F32, differs by no more than that", w.Name, w.DType)
+		return ""
 	}}}
 }
 

@@ -1,0 +1,89 @@
+package verify_test
+
+import (
+	"encoding/binary"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"dsmoe/config"
+	"dsmoe/model"
+	"dsmoe/model/tensor"
+	"dsmoe/verify"
+	"dsmoe/verify/report"
+)
+
+// TestKeptWeightsOfTraces: weights of routers that an engine in BF16 keeps in float32 are recognised where its trace does not
+// name them, and a router that is wrong beside that fails. An engine that rounds weights that the reference keeps fails with
+// that cause, and so does one whose trace says otherwise.
+func TestKeptWeightsOfTraces(t *testing.T) {
+	t.Parallel()
+	const gate, bias, row = "mlp.gate.weight", "mlp.gate.e_score_correction_bias", "model.layers.2.mlp.gate.weight"
+	checkpoint, _ := open(t, "v3-trained/golden-f32")
+	src := altered{Source: checkpoint, tensors: map[string]tensor.Tensor{}}
+	for i := range checkpoint.Tensors() {
+		if strings.HasSuffix(i.Name, gate) || strings.HasSuffix(i.Name, bias) { // numbers that BF16 does not have
+			w := get(t, checkpoint, i.Name)
+			wide := tensor.Tensor{DType: tensor.F32, Shape: w.Shape}
+			for n, v := range must(w.Float32s(nil)) {
+				wide.Data = binary.LittleEndian.AppendUint32(wide.Data, math.Float32bits(v*(1+float32(n%61-30)*0x1p-13)))
+			}
+			src.tensors[i.Name] = wide
+		}
+	}
+	wrong := altered{Source: src, tensors: map[string]tensor.Tensor{row: scaled(t, src.tensors[row], 1.02, 64, 65, 66, 67)}}
+	keeps := func(gate, bias bool) func(c *config.Config) {
+		return func(c *config.Config) {
+			*c = *c.WithRules(func(r *config.Rules) { r.Router.KeepsGate, r.Router.CastsRouterBias = gate, !bias })
+		}
+	}
+	for name, c := range map[string]struct {
+		gate, bias bool     // that the engine keeps
+		says       []string // the trace
+		rounds     bool     // the router's logits
+		first      string
+		line       string
+	}{
+		"gates kept":                 {gate: true, bias: true, line: "kept_float32: " + bias + ", " + gate},
+		"gates kept, logits rounded": {gate: true, bias: true, rounds: true, line: "kept_float32: " + bias + ", " + gate},
+		"gates rounded":              {bias: true},
+		"said":                       {gate: true, bias: true, says: []string{gate, bias}},
+		"said, and rounded": {bias: true, says: []string{gate, bias}, first: "model.layers.1.mlp.gate.logits",
+			line: "router-bf16: the engine rounds the operands of the router's product to BF16, here they are in float32"},
+		"not said, and kept": {gate: true, bias: true, says: []string{bias}, first: "model.layers.1.mlp.gate.logits",
+			line: "router-rounded: the engine kept model.layers.1.mlp.gate.weight in F32, here it is rounded to BF16, as kept_float32"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, p := open(t, "v3-trained/golden-f32")
+			e := engine{inputs: engineForms["F32"], bf16: true, config: keeps(c.gate, c.bias)}
+			if c.rounds {
+				e.fault = func(f *faulty) {
+					linear := f.linear
+					f.linear = func(x *model.Activation, l *model.Linear) *model.Activation {
+						y := linear(x, l)
+						if strings.HasSuffix(l.Weight.Name, gate) {
+							y = each(y, func(v float32) float32 { return tensor.Rounded(v, tensor.BF16) })
+						}
+						return y
+					}
+				}
+			}
+			p = e.trace(t, checkpoint.Config, src, p)
+			p.Manifest.KeptFloat32 = c.says
+			r := run(t, checkpoint.Config, src, p, verify.Options{})
+			shown := printed(t, r)
+			require.Contains(t, shown, c.line)
+			if c.first != "" {
+				require.Equal(t, report.Fail, r.Verdict)
+				require.Equal(t, c.first, *r.FirstDivergence)
+				return
+			}
+			require.Equal(t, report.Pass, r.Verdict, shown)
+			r = run(t, checkpoint.Config, wrong, p, verify.Options{})
+			require.Equal(t, report.Fail, r.Verdict)
+			require.Equal(t, strings.TrimSuffix(row, "weight")+"logits", *r.FirstDivergence)
+		})
+	}
+}
