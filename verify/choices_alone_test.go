@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -52,6 +53,11 @@ func TestChoicesAlone(t *testing.T) {
 		require.Equal(t, len(right), r.Scope.Chosen)
 		require.Equal(t, []int{1, 2, 3}, r.Scope.Layers)
 		require.Zero(t, r.Coverage.WeightsChecked)
+		var page strings.Builder
+		require.NoError(t, r.WriteHTML(&page, report.About{}))
+		require.Contains(t, page.String(), " choices of experts were compared, and none differs by more than rounding explains")
+		require.NotContains(t, page.String(), "How far the stages are", "choices have no distance")
+		require.NotContains(t, page.String(), "manifest.json")
 		if of.DType == tensor.F32 {
 			require.Equal(t, r.Routing.Choices, r.Routing.Pinned)
 		}

@@ -129,7 +129,7 @@ func (r *verified) about() report.About {
 	if c.Path == "" {
 		about.Name = "dsmoe verify --merge"
 	}
-	if r.Mode != "" {
+	if r.Mode != "" && r.Scope.Chosen == 0 { // choices alone have no stage that is fed
 		about.Name += ", " + string(r.Mode)
 	}
 	if r.Merged != nil {

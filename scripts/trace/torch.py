@@ -498,8 +498,8 @@ class Recorder:
                     "compute_dtype": DTYPES[self.dtype], "config": json.loads(json.dumps(self.config, default=str)), "steps": steps}
         if self.device == "cpu":
             manifest["reference"]["precision"] = {"float32_matmul_precision": float32_precision()}
-        if self.dtype != torch.float32 and type(self.model).__module__.startswith("transformers."):
-            manifest["kept_float32"] = self.kept()
+        if self.dtype != torch.float32 and (kept := self.kept()) is not None:
+            manifest["kept_float32"] = kept
         if self.norm:
             norms = filter(None, (re.fullmatch(rf"model\.layers\.(\d+)\.{self.norm}\.output", name) for name in self.pack.tensors))
             manifest["block"] = {"layers": sorted(int(m[1]) for m in norms), "input": self.norm + ".output"}
@@ -516,10 +516,15 @@ class Recorder:
         return "\n".join(told)
 
     def kept(self):
-        """Kinds of routers' weights that transformers keeps in float32, in each version others."""
-        names = [n for n, t in (*self.model.named_parameters(), *self.model.named_buffers()) if t.dtype == torch.float32]
-        kinds = {"mlp.gate.weight": r".*\.gate\.weight", "mlp.gate.e_score_correction_bias": r".*\.(e_score_correction|expert)_bias"}
-        return [kind for kind, pattern in kinds.items() if any(re.fullmatch(pattern, n) for n in names)]
+        """Kinds of routers' weights that the engine keeps in float32, as versions of one model differ in that; None if no router
+        has a name that is known."""
+        kinds = {"mlp.gate.weight": r".*\.(gate|router|router\.classifier)\.weight", "mlp.gate.e_score_correction_bias": r".*\.(e_score_correction|expert)_bias"}
+        seen = collections.defaultdict(set)
+        for name, t in (*self.model.named_parameters(), *self.model.named_buffers()):
+            for kind, pattern in kinds.items():
+                if re.fullmatch(pattern, name):
+                    seen[kind].add(t.dtype)
+        return [kind for kind in kinds if torch.float32 in seen[kind]] if seen["mlp.gate.weight"] else None
 
     def known(self):
         """The arithmetic of transformers' models on a CPU; None of what is not known."""

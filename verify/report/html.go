@@ -34,14 +34,20 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 	if !r.unfinished {
 		p.Facts(r.ofArithmetic()...)
 		r.pageDivergence(p)
-		r.pageBounds(p)
+		if r.Scope.Chosen == 0 { // choices have no distance
+			r.pageBounds(p)
+		}
 		r.pageRouting(p)
 	}
 	p.Section("The run")
 	p.Facts(about.Facts...)
 	if !r.unfinished {
 		p.Facts(r.head().onPage()...)
-		p.Facts(page.Fact{Name: "manifest.json", Value: r.Golden.Manifest})
+		hashed := "manifest.json"
+		if r.Scope.Chosen > 0 {
+			hashed = "choices"
+		}
+		p.Facts(page.Fact{Name: hashed, Value: r.Golden.Manifest})
 	}
 	if about.Files != nil {
 		p.Fold("Files of the checkpoint", about.Files)

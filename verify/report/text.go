@@ -237,8 +237,8 @@ func (r *Report) head() (f facts) {
 	} else if r.Golden.Unread != nil {
 		hashed = " of files without recorded hashes"
 	}
-	f.add("golden", "%d × %d tokens in %s, %d tensors%s", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType,
-		r.Coverage.GoldenTensors, hashed)
+	f.add("golden", "%d × %d tokens in %s, %s%s", r.Golden.Batch, r.Golden.Seq, r.Golden.ComputeDType,
+		text.Plural(r.Coverage.GoldenTensors, "tensor"), hashed)
 	unread := map[string][]string{}
 	for _, u := range r.Golden.Unread {
 		unread[u.Why] = append(unread[u.Why], fmt.Sprintf("%s (%d)", u.Kind, u.Count))
@@ -262,15 +262,17 @@ func (r *Report) head() (f facts) {
 	if ran != nil {
 		f.add("", "the reference ran with %s", text.Line(strings.Join(ran, ", ")))
 	}
-	how := "every stage is fed the golden's own input"
-	if len(r.Free) > 0 {
-		how = "stages are fed the golden's own input; over what it lacks, errors are carried on: " +
+	how := string(r.Mode) + ": every stage is fed the golden's own input"
+	switch {
+	case r.Scope.Chosen > 0:
+		how = "end to end, with the engine's choices of experts"
+	case r.Mode == Chained:
+		how = "chained: end to end, with the golden's choice of experts"
+	case len(r.Free) > 0:
+		how = string(r.Mode) + ": stages are fed the golden's own input; over what it lacks, errors are carried on: " +
 			strings.Join(r.Free, ", ")
 	}
-	if r.Mode == Chained || r.Scope.Chosen > 0 {
-		how = "end to end, with the golden's choice of experts"
-	}
-	f.add("mode", "%s: %s; %s sums", r.Mode, how, r.Accumulate)
+	f.add("mode", "%s; %s sums", how, r.Accumulate)
 	for _, in := range r.Scope.Inputs {
 		what := fmt.Sprintf("layer %d", in.Layer)
 		if in.Layer == r.Scope.Of {
@@ -1007,6 +1009,9 @@ func (r *Report) summary() string {
 	none := "none is beyond"
 	if n := acceptedOf(r.Checks); n > 0 {
 		none = text.Plural(n, "accepted one") + " beyond"
+	}
+	if r.Scope.Chosen > 0 {
+		return fmt.Sprintf("%s of experts were compared, and none differs by more than rounding explains", text.Plural(r.Routing.Choices, "choice"))
 	}
 	s := fmt.Sprintf("%d of %d golden tensors were held to their limits and %s; %d of %d weights took part",
 		c.GoldenChecked, c.GoldenTensors, none, c.WeightsChecked, c.Weights)
