@@ -72,6 +72,8 @@ func TestBlockProblems(t *testing.T) {
 		`{"dim":8,"moe":{"num_experts":2,"num_experts_per_tok":3,"num_expert_groups":4}}`:       "moe.num_experts_per_tok: 3 is more than moe.num_experts 2",
 		`{"model_type":"step3p7"}`:                                                              "",
 		`{"model_type":"zaya"}`:                                                                 "whose mixture is another: its gate is an MLP",
+		`{"model_type":"nemotron_h_omni","text_config":{}}`:                                     "the weights of its language model, nemotron_h, is not known",
+		`{"model_type":"bailing_moe_v3_vl"}`:                                                    "the weights of its language model, bailing_hybrid, is not known",
 		`{"model_type":"kimi_k3"}`:                                                              "whose mixture is another",
 	} {
 		_, err := Parse(strings.NewReader(text))

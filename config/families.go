@@ -79,6 +79,9 @@ var otherMixtures = map[string]string{
 	"minicpm3":    "it has none, all layers are dense",
 }
 
+// aroundOthers are model_types of models around a language model that is read alone, and what that is.
+var aroundOthers = map[string]string{"nemotron_h_omni": nemotronH.modelType, "bailing_moe_v3_vl": bailingHybrid.modelType}
+
 // unsupported is the *problem.Error for a model_type that no family has.
 func unsupported(cause string) error {
 	var names []string
@@ -94,6 +97,8 @@ func unsupported(cause string) error {
 	}
 	if why := otherMixtures[strings.Trim(cause, `"`)]; why != "" {
 		cause += ", whose mixture is another: " + why
+	} else if text := aroundOthers[strings.Trim(cause, `"`)]; text != "" {
+		cause += ": what its files call the weights of its language model, " + text + ", is not known; a checkpoint of that alone is read"
 	}
 	cause = fmt.Sprintf("%s; supported: %s", cause, strings.Join(names, ", "))
 	return problem.In("", problem.Problem{Field: "model_type", Cause: cause, Hint: "dsmoe does not know other models: " +

@@ -6,6 +6,9 @@
 A checkpoint has published names; its weights are BF16 but for those that the class keeps in float32. A pack, one in float32
 and one in BF16, has of each mixture what it takes, the gate's logits, choice and weights, the routed sum, the output of the
 shared experts, that of the block, and what the family has between and behind them, under DeepSeek-V3's names.
+
+The checkpoints of OLDER have random numbers of a script that is no more: these stay, and their packs alone are recorded. So
+does all of ling-1: the code that is published with Ling 1 recorded it, with transformers 4.56.2, which this does not run.
 """
 import functools, hashlib, json, os, re, shutil, sys
 
@@ -58,6 +61,10 @@ FAMILIES = {
             "num_hidden_layers", "num_experts_per_tok", "n_group", "topk_group")}, ()),
 }
 
+# Fixtures whose checkpoints stay, and the class.
+OLDER = {"afmoe": "AfmoeForCausalLM", "bailing-hybrid": "BailingHybridForCausalLM", "flint": "FlintForCausalLM",
+         "kimi-linear": "KimiLinearForCausalLM", "mimo-v2-flash": "MiMoV2FlashForCausalLM", "qwen3-next": "Qwen3NextForCausalLM"}
+
 # The deviation and the mean of the router biases: 0 in place of -inf shows nothing as long as what is chosen by is above 0.
 BIASES = {"axk2": (0.2, 0.3), "glm5-next": (0.4, -0.9), "longcat-flash": (0.05, 0.0)}
 
@@ -105,12 +112,12 @@ def checkpoint(cls, config, renamed, biases, path):
         save_file({names[n]: t for n, t in load_file(file).items()}, file, {"format": "pt"})
 
 
-def record(cls, path, dtype, seed, pack):
+def record(cls, path, dtype, seed, pack, tokens):
     """Writes a pack of the mixtures of the checkpoint at path."""
     model, info = cls.from_pretrained(path, output_loading_info=True, attn_implementation="eager", experts_implementation="eager",
                                       dtype=getattr(torch, dtype))
     assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-    ids = torch.randint(2, BASE["vocab_size"], (1, 16), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(2, model.config.get_text_config().vocab_size, (1, tokens), generator=torch.Generator().manual_seed(seed))
     stages, ran, norm = {"input_ids": ids}, [], None
 
     def put(key):
@@ -169,16 +176,20 @@ def record(cls, path, dtype, seed, pack):
 
 def main(names):
     torch.set_num_threads(1)
-    for name in names or FAMILIES:
-        model_class, config, renamed = FAMILIES[name]
+    for name in names or [*FAMILIES, *OLDER]:
         home = os.path.join(os.path.dirname(__file__), "..", "fixtures", "blocks", name)
-        cls = getattr(transformers, model_class)
-        torch.manual_seed(1)
-        shutil.rmtree(home, ignore_errors=True)
-        checkpoint(cls, cls.config_class(**json.loads(json.dumps(config))), renamed, BIASES.get(name, (0.4, 0.0)),
-                   os.path.join(home, "checkpoint"))
+        cls, tokens = getattr(transformers, FAMILIES[name][0] if name in FAMILIES else OLDER[name]), 24
+        if name in FAMILIES:
+            _, config, renamed = FAMILIES[name]
+            tokens = 16
+            torch.manual_seed(1)
+            shutil.rmtree(home, ignore_errors=True)
+            checkpoint(cls, cls.config_class(**json.loads(json.dumps(config))), renamed, BIASES.get(name, (0.4, 0.0)),
+                       os.path.join(home, "checkpoint"))
         for dtype, short in (("float32", "f32"), ("bfloat16", "bf16")):
-            record(cls, os.path.join(home, "checkpoint"), dtype, 1, os.path.join(home, "golden-" + short))
+            pack = os.path.join(home, "golden-" + short)
+            shutil.rmtree(pack, ignore_errors=True)
+            record(cls, os.path.join(home, "checkpoint"), dtype, 1, pack, tokens)
         size = sum(os.path.getsize(os.path.join(d, f)) for d, _, files in os.walk(home) for f in files)
         print(f"{name}: {size} bytes")
 

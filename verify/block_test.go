@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -167,6 +168,128 @@ func (r planted) TopK(name string, choice *model.Choice[*model.Activation]) erro
 	}
 	r.Replaced[name] = tensor.Tensor{DType: tensor.I64, Shape: r.Manifest.Tensors[name].Shape, Data: data}
 	return nil
+}
+
+// wrongMixture computes a mixture with one operation in another's place, where it is set.
+type wrongMixture struct {
+	*model.Plain
+	scale    func(p *model.Plain, x *model.Activation, factor float32) *model.Activation
+	addBias  func(p *model.Plain, x *model.Activation, bias *model.Weight) *model.Activation
+	sigmoid  func(p *model.Plain, x *model.Activation) *model.Activation
+	experts  int // more have no part in the sum
+	plainAct bool
+}
+
+func (w wrongMixture) Scale(x *model.Activation, factor float32) *model.Activation {
+	if w.scale != nil {
+		return w.scale(w.Plain, x, factor)
+	}
+	return w.Plain.Scale(x, factor)
+}
+
+func (w wrongMixture) AddBias(x *model.Activation, bias *model.Weight) *model.Activation {
+	if w.addBias != nil {
+		return w.addBias(w.Plain, x, bias)
+	}
+	return w.Plain.AddBias(x, bias)
+}
+
+func (w wrongMixture) Sigmoid(x *model.Activation) *model.Activation {
+	if w.sigmoid != nil {
+		return w.sigmoid(w.Plain, x)
+	}
+	return w.Plain.Sigmoid(x)
+}
+
+func (w wrongMixture) SiLU(x *model.Activation, alpha float32) *model.Activation {
+	if w.plainAct {
+		alpha = 1
+	}
+	return w.Plain.SiLU(x, alpha)
+}
+
+func (w wrongMixture) Multiply(a, b *model.Activation, shift float32) *model.Activation {
+	if w.plainAct {
+		shift = 0
+	}
+	return w.Plain.Multiply(a, b, shift)
+}
+
+func (w wrongMixture) Combine(weight *model.Activation, parts []model.Part[*model.Activation],
+	order config.RoutedSum) *model.Activation {
+	if w.experts > 0 {
+		parts = slices.DeleteFunc(slices.Clone(parts), func(p model.Part[*model.Activation]) bool { return p.Expert >= w.experts })
+	}
+	return w.Plain.Combine(weight, parts, order)
+}
+
+// TestBlocksOfOtherRules: a mistake in a rule that no key of the config is for is named, too.
+func TestBlocksOfOtherRules(t *testing.T) {
+	normed := wrongMixture{scale: func(p *model.Plain, x *model.Activation, factor float32) *model.Activation {
+		return p.Scale(p.Normalise(x, model.Divisor{Eps: 1e-20}), factor)
+	}}
+	byScores := wrongMixture{addBias: func(p *model.Plain, x *model.Activation, bias *model.Weight) *model.Activation {
+		return p.AddBias(p.Sigmoid(x), bias)
+	}}
+	for _, x := range []struct {
+		family, cause, stage string
+		wrong                func(m *model.DeepseekMoE) wrongMixture
+	}{
+		{"longcat-flash", "norm-topk", pack.TopKWeight, func(*model.DeepseekMoE) wrongMixture { return normed }},
+		{"longcat-flash", "zero-experts", pack.ExpertsOutput, func(m *model.DeepseekMoE) wrongMixture {
+			return wrongMixture{experts: len(m.Experts)}
+		}},
+		{"kolibri1", "router-bias", pack.TopKIdx, func(*model.DeepseekMoE) wrongMixture { return byScores }},
+		{"kolibri1", "bias-leak", pack.TopKWeight, func(m *model.DeepseekMoE) wrongMixture {
+			return wrongMixture{sigmoid: func(p *model.Plain, x *model.Activation) *model.Activation {
+				return p.Sigmoid(p.AddBias(x, &m.Gate.EScoreCorrectionBias))
+			}}
+		}},
+		{"kolibri1", "bias-leak", pack.TopKWeight, func(m *model.DeepseekMoE) wrongMixture {
+			return wrongMixture{sigmoid: func(p *model.Plain, x *model.Activation) *model.Activation {
+				return p.AddBias(x, &m.Gate.EScoreCorrectionBias)
+			}}
+		}},
+		{"minimax-m3", "mlp-activation", pack.ExpertsOutput, func(*model.DeepseekMoE) wrongMixture { return wrongMixture{plainAct: true} }},
+		{"qwen3-next", "shared-experts", "mlp.output", withoutShared}, {"nemotron-h", "shared-experts", "mlp.output", withoutShared},
+		{"step3p7", "shared-experts", "mlp.output", withoutShared}, {"laguna", "shared-experts", "mlp.output", withoutShared},
+		{"afmoe", "shared-experts", "mlp.output", withoutShared}, {"minimax-m3", "shared-experts", "mlp.output", withoutShared},
+		{"mistral4", "shared-experts", "mlp.output", withoutShared}, {"hy-v4", "shared-experts", "mlp.output", withoutShared},
+	} {
+		c, p := open(t, "blocks/"+x.family+"/golden-f32")
+		l := p.Manifest.Block.Layers[0]
+		in, err := p.Input()
+		require.NoError(t, err)
+		taken, err := p.Float32s(pack.StageOf(l, pack.AttentionNorm))
+		require.NoError(t, err)
+		own, err := c.Config.Override(nil)
+		require.NoError(t, err)
+		m, err := model.Load(own, c)
+		require.NoError(t, err)
+		p.Replaced = map[string]tensor.Tensor{}
+		wrong := x.wrong(m.Layer(l).MoE)
+		if m.Layer(l).MoE.SharedExperts == nil {
+			own.MoE.NSharedExperts = 0
+		}
+		wrong.Plain = model.NewPlain(model.Options{})
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: wrong, Trace: planted{p}}
+		_, err = net.Layer(context.Background(), l, &model.Activation{Shape: []int{in.Batch, in.Seq, c.Config.HiddenSize},
+			Values: taken, DType: tensor.F32})
+		require.NoError(t, err)
+		r := run(t, c.Config, c, p, verify.Options{})
+		name := x.family + " " + x.cause
+		require.Equal(t, report.Fail, r.Verdict, name)
+		assert.Equal(t, pack.StageOf(l, x.stage), *r.FirstDivergence, name)
+		if assert.NotEmpty(t, r.Causes, name) {
+			assert.Equal(t, x.cause, r.Causes[0].ID, name)
+		}
+	}
+}
+
+// withoutShared takes the shared experts out of a mixture.
+func withoutShared(m *model.DeepseekMoE) wrongMixture {
+	m.SharedExperts = nil
+	return wrongMixture{}
 }
 
 // TestFaultyBlocks: a mixture that was computed with a mistake fails at its stage, and the mistake is named.

@@ -188,7 +188,8 @@ func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (cause *repo
 func mistakes(f *Failure) (list []mistake) {
 	for _, of := range []func(f *Failure) []mistake{gateMistakes, attentionMistakes, productMistakes, sumMistakes,
 		biasMistakes, engineMistakes, headMistakes, wiringMistakes, weightMistakes, predictionMistakes, expertMistakes, projectionMistakes, scaleMistakes,
-		indexerMistakes, streamMistakes, entryMistakes, tableMistakes, publishedMistakes, groupedMistakes} {
+		indexerMistakes, streamMistakes, entryMistakes, tableMistakes, publishedMistakes, groupedMistakes,
+		blockMistakes} {
 		list = append(list, of(f)...)
 	}
 	return list

@@ -32,6 +32,8 @@ type operations struct {
 	maskGroups  func(scores *bounds.Value, groups int, chosen []int, masked float32) *bounds.Value
 	topK        func(scores *bounds.Value, k int) []int
 	combine     func(weight *bounds.Value, parts []model.Part[*bounds.Value], order config.RoutedSum) *bounds.Value
+	siLU        func(x *bounds.Value, alpha float32) *bounds.Value
+	multiply    func(x, z *bounds.Value, shift float32) *bounds.Value
 }
 
 // change has a trial compute some operations otherwise: of sets fields of o, which are the operations of the arithmetic
@@ -42,7 +44,7 @@ func (x *Trial) change(of func(a bounds.Arithmetic, o *operations)) {
 		a = before(a)
 		o := &operations{a, a.Linear, a.RMSNorm, a.LayerNorm, a.ReLU, a.Clamp, a.Scale, a.Add, a.SwiGLU, a.Tables, a.Scores,
 			a.Context, a.Move, a.RoPE, a.SinkSoftmax, a.Pool, a.Sinkhorn, a.Expand, a.IndexScores, a.AddBias, a.GroupWorth,
-			a.MaskGroups, a.TopK, a.Combine}
+			a.MaskGroups, a.TopK, a.Combine, a.SiLU, a.Multiply}
 		of(a, o)
 		return o
 	}
@@ -135,6 +137,12 @@ func (o *operations) MaskGroups(scores *bounds.Value, groups int, chosen []int, 
 }
 
 func (o *operations) TopK(scores *bounds.Value, k int) []int { return o.topK(scores, k) }
+
+func (o *operations) SiLU(x *bounds.Value, alpha float32) *bounds.Value { return o.siLU(x, alpha) }
+
+func (o *operations) Multiply(x, z *bounds.Value, shift float32) *bounds.Value {
+	return o.multiply(x, z, shift)
+}
 
 func (o *operations) Combine(weight *bounds.Value, parts []model.Part[*bounds.Value],
 	order config.RoutedSum) *bounds.Value {

@@ -131,3 +131,15 @@ func TestChoices(t *testing.T) {
 		require.ErrorContains(t, err, cause)
 	}
 }
+
+// TestProbesInALatentSpace: experts in a latent space take and give rows of its width.
+func TestProbesInALatentSpace(t *testing.T) {
+	m := Manifest{Tensors: map[string]Entry{
+		StageOf(1, AttentionNorm): {Shape: []int{1, 8, 16}}, StageOf(1, latentInput): {Shape: []int{8, 12}},
+		ProbeStage(1, 2): {Shape: []int{2, 12}},
+	}}
+	probe := Probe{Rows: []int{0, 5}, Experts: []int{2}}
+	require.Empty(t, m.checkProbe(1, probe))
+	delete(m.Tensors, StageOf(1, latentInput))
+	require.Len(t, m.checkProbe(1, probe), 1)
+}
