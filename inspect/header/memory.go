@@ -112,7 +112,9 @@ func (r *MemoryReport) row(c *config.Config, context, batch int64) (memory, erro
 // 2·hidden_size is the residual stream and its norm; with hyper-connections it is
 // (hc_mult + 1)·hidden_size. Attention holds queries, keys, values
 // and what comes of them; an MLP gate, up and their product; routed experts also what goes
-// into them and what comes out; shared ones the routed sum. Scores are not stored, as in
+// into them and what comes out; shared ones the routed sum. An MLP without gate_proj holds up and its
+// square: 2 in place of 3. Routed experts in a latent space take and give moe_latent_size in place of
+// hidden_size, and one row of that for all of them. Scores are not stored, as in
 // FlashAttention: the reference's eager attention takes 4 · batch · num_attention_heads ·
 // context² more.
 func activations(c *config.Config) (token, logits int64) {
@@ -126,13 +128,17 @@ func activations(c *config.Config) (token, logits int64) {
 		widest = 0
 	}
 	widest = max(widest, 2*int64(c.Indexer.IndexNHeads)*int64(c.Indexer.IndexHeadDim))
-	layers := layersOf(c)
+	layers, inside := layersOf(c), int64(3)
+	if c.Rules().MoE.Activation == config.SquaredReLU {
+		inside = 2
+	}
 	if layers.Dense > 0 {
-		widest = max(widest, 3*int64(c.IntermediateSize))
+		widest = max(widest, inside*int64(c.IntermediateSize))
 	}
 	if layers.MoE > 0 {
 		shared := cmp.Or(int64(c.MoE.SharedIntermediateSize), int64(c.MoE.NSharedExperts)*expert)
-		widest = max(widest, int64(c.MoE.NumExpertsPerTok)*(2*hidden+3*expert), 3*shared+hidden)
+		widest = max(widest, int64(c.MoE.LatentSize)+int64(c.MoE.NumExpertsPerTok)*(2*int64(c.ExpertWidth())+inside*expert),
+			inside*shared+hidden)
 	}
 	size := table.TorchDType(c).Bytes(1)
 	return (int64(max(c.HyperConnections.HCMult, 1)+1)*hidden + widest) * size, hidden*size + 4*int64(c.VocabSize)

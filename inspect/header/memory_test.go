@@ -1,6 +1,7 @@
 package header
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -110,4 +111,18 @@ func TestMemoryThatCannotBe(t *testing.T) {
 		"num_key_value_heads": 64, "intermediate_size": 1, "vocab_size": 100}`)
 	_, err = MemoryOf("x", huge, Weights{}, []int{1, maxTokens}, []int{1})
 	assert.EqualError(t, err, "context 1000000000 with batch 1: more bytes than 64 bits can count")
+}
+
+// TestMemoryOfExpertsInALatentSpace: MLPs without gate_proj hold two rows of their width, routed experts take and give the latent
+// one: 2·16 + 12 + 3·(2·12 + 2·8) values of 2 bytes. Without a latent space the routed experts take and give hidden_size.
+func TestMemoryOfExpertsInALatentSpace(t *testing.T) {
+	for latent, want := range map[string]int64{"12": 2 * (2*16 + 12 + 3*(2*12+2*8)), "null": 2 * (2*16 + 3*(2*16+2*8))} {
+		c, err := config.Parse(strings.NewReader(`{"model_type":"nemotron_h","vocab_size":8,"hidden_size":16,"moe_intermediate_size":8,
+			"num_experts_per_tok":3,"n_routed_experts":8,"moe_latent_size":` + latent + `,"layers_block_type":["moe"],
+			"moe_shared_expert_intermediate_size":12,"torch_dtype":"bfloat16"}`))
+		require.NoError(t, err)
+		r, err := MemoryOf("c", c, Weights{}, []int{1}, []int{1})
+		require.NoError(t, err)
+		require.Equal(t, want, r.Rows[0].Decode, latent)
+	}
 }
