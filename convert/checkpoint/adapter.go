@@ -90,7 +90,7 @@ func (a *Adapter) read(weights string) error {
 		err = json.Unmarshal(document, &a.keys)
 	}
 	if err != nil {
-		return problem.In(a.Path, problem.Problem{File: AdapterConfig, Cause: text.Line(err.Error())})
+		return problem.In(a.Path, problem.Problem{File: AdapterConfig, Cause: misread(err)})
 	}
 	for key, value := range a.keys {
 		value.Compact()

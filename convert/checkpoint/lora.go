@@ -3,9 +3,12 @@ package checkpoint
 // The config of an adapter of peft.
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -59,6 +62,24 @@ var variants = map[string]string{
 	"use_qalora":              "QA-LoRA changes the zeros of groups of weights",
 }
 
+// misread says why adapter_config.json cannot be read.
+func misread(err error) string {
+	var semantic *json.SemanticError
+	if !errors.As(err, &semantic) {
+		return text.Line(err.Error())
+	}
+	cause := "a value of another kind is expected"
+	switch t := semantic.GoType; {
+	case semantic.Err != nil && t != nil && t.Kind() != reflect.Int: // of a type that reads itself
+		cause = semantic.Err.Error()
+	case t != nil:
+		kinds := map[reflect.Kind]string{reflect.Int: "a whole number", reflect.Float64: "a number", reflect.Bool: "true or false",
+			reflect.String: "a text"}
+		cause = cmp.Or(kinds[t.Kind()], "an object") + " is expected"
+	}
+	return text.Line(strings.TrimPrefix(string(semantic.JSONPointer), "/") + ": " + cause)
+}
+
 // check lists what keeps the adapter from being merged, and unknown keys, which may.
 func (l *lora) check() (problems []problem.Problem) {
 	refuse := func(cause string, args ...any) {
@@ -69,10 +90,15 @@ func (l *lora) check() (problems []problem.Problem) {
 		return problems
 	}
 	if l.Rank <= 0 {
-		refuse("r is %d: a positive number is expected", l.Rank)
+		refuse("r is %d, or missing: a positive number is expected", l.Rank)
 	}
 	if l.Alpha == 0 {
 		refuse("lora_alpha is 0, or missing: nothing would be merged")
+	}
+	for _, x := range l.Ranks {
+		if x.number != math.Trunc(x.number) || x.number <= 0 {
+			refuse("rank_pattern has %v: a positive whole number is expected", x.number)
+		}
 	}
 	if changesBase(l.Init) {
 		refuse("init_lora_weights is %s, which changes the base's weights before training: save the adapter with "+
@@ -110,6 +136,9 @@ func (l *lora) Of(module string) (rank int, scale float64) {
 	}
 	return int(r), alpha / r
 }
+
+// Names reports whether the config names what the adapter changes; without, peft selects it by the model's type.
+func (l *lora) Names() bool { return len(l.Modules.Names)+len(l.Parameters.Names) > 0 }
 
 // Since reports whether peft 0.minor or a later one wrote the adapter.
 func (l *lora) Since(minor int) bool {

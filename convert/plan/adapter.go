@@ -20,6 +20,7 @@ import (
 // change is what an adapter does to a weight.
 type change struct {
 	operation.Product              // of rank 0 for none
+	module            string       // that peft calls it by, of the product
 	right, left       string       // tensors of the adapter that hold the factors
 	whole             *tensor.Info // tensor of the adapter in place of the base's, to which the product is added; or nil
 }
@@ -61,7 +62,8 @@ func (c *conversion) change(w *weights.Weight, x change) string {
 	before := c.changes[w.Name]
 	switch tied := c.src.Config.TieWordEmbeddings; {
 	case before != nil && (before.Rank > 0) != (x.Rank > 0): // an embedding is saved with its factors
-		x.Product, x.right, x.left = cmp.Or(before.Product, x.Product), before.right+x.right, before.left+x.left
+		x.Product, x.module = cmp.Or(before.Product, x.Product), before.module+x.module
+		x.right, x.left = before.right+x.right, before.left+x.left
 		x.whole = cmp.Or(before.whole, x.whole)
 	case before != nil:
 		return "changes " + text.Quote(w.Name) + ", which another tensor changes too"
@@ -106,7 +108,7 @@ func (c *conversion) add(x *checkpoint.Change, w *weights.Weight) string {
 	}
 	r, in := int64(rank), int64(a[1])
 	p := change{operation.Product{Rank: rank, Scale: scale, Left: operation.Factor{DType: x.B.DType, Line: r, Rank: 1},
-		Right: operation.Factor{DType: x.A.DType, Line: 1, Rank: in}}, x.A.Name, x.B.Name, nil}
+		Right: operation.Factor{DType: x.A.DType, Line: 1, Rank: in}}, x.Module, x.A.Name, x.B.Name, nil}
 	if x.Embedding {
 		p.Left, p.Right, p.left, p.right = p.Right, p.Left, p.right, p.left
 	}
@@ -164,7 +166,7 @@ func (c *conversion) addFused(x *checkpoint.Change, f *table.Fused, layer int, p
 			p := change{operation.Product{Rank: rank, Scale: scale,
 				Left:  operation.Factor{DType: x.B.DType, First: first*all + int64(e), Line: all, Rank: int64(experts)},
 				Right: operation.Factor{DType: x.A.DType, First: int64(e*rank) * width, Line: 1, Rank: width}},
-				x.A.Name, x.B.Name, nil}
+				parameter, x.A.Name, x.B.Name, nil}
 			if swapped {
 				p.Left, p.Right, p.left, p.right = p.Right, p.Left, p.right, p.left
 				p.Left.First, p.Right.First = p.Left.First+first, int64(e)
@@ -178,30 +180,29 @@ func (c *conversion) addFused(x *checkpoint.Change, f *table.Fused, layer int, p
 	return ""
 }
 
-// checkTargets names the first module that the adapter's config selects, and that the adapter lacks, though it has others
-// of the same place in the model.
+// checkTargets names what the adapter's config selects and the adapter lacks, though it has others of the same place in the
+// model, and what the adapter changes though the config does not select it: peft leaves that out.
 func (c *conversion) checkTargets() {
-	l, rows, lacking := c.o.Adapter, map[*table.Row]bool{}, []string(nil)
+	l, rows := c.o.Adapter, map[*table.Row]bool{}
 	for name, x := range c.changes {
 		rows[c.set.Find(name).Row] = x.Rank > 0
 	}
 	unread := l.Modules.Unread || l.Excluded.Unread
 	if unread {
-		c.note("target_modules is a pattern that is not understood: whether the adapter lacks a module is not checked")
+		c.note("target_modules is a pattern that is not understood: which modules the adapter must have is not checked")
 	}
+	var lacking, unselected []string
 	for _, w := range c.set.All() {
-		if unread || !rows[w.Row] || w.Row == nil || c.changes[w.Name] != nil || w.Layer >= c.src.Config.NumHiddenLayers {
-			continue
-		}
-		module, selected := strings.TrimSuffix(w.Name, ".weight"), false
-		if f, _ := w.Fused(); f != nil {
-			selected = l.Parameters.Selects(w.FusedName())
-		}
-		if l.Modules.Selects(module) && !l.Excluded.Selects(module) {
-			selected = selected || len(l.Layers.Names) == 0 || slices.Contains(l.Layers.Names, fmt.Sprint(w.Layer))
-		}
-		if selected || l.Parameters.Selects(w.Name) {
+		x, module := c.changes[w.Name], strings.TrimSuffix(w.Name, ".weight")
+		switch {
+		case unread || w.Row == nil || w.Layer >= c.src.Config.NumHiddenLayers:
+		case w.Module() == table.RoutedExperts && len(l.Layers.Names) > 0: // peft may take an expert's number for its layer's
+		case x == nil && rows[w.Row] && c.selects(w, module):
 			lacking = append(lacking, text.Quote(module))
+		case x != nil && x.Rank > 0 && l.Names() && !c.selects(w, module) && !c.selects(w, x.module):
+			if name := text.Quote(x.module); !slices.Contains(unselected, name) {
+				unselected = append(unselected, name)
+			}
 		}
 	}
 	for _, module := range l.Saved.Names {
@@ -211,9 +212,28 @@ func (c *conversion) checkTargets() {
 			lacking = append(lacking, text.Quote(module)+" (modules_to_save)")
 		}
 	}
-	if lacking != nil {
+	for _, p := range []struct {
+		modules []string
+		cause   string
+	}{
+		{lacking, "lacks modules that %s selects: %s"},
+		{unselected, "changes modules that %s does not select, and that peft leaves as they are: %s"},
+	} {
 		const most = 3
-		c.problems = append(c.problems, problem.Problem{File: c.o.Adapter.Files[0].Name, Cause: "lacks modules that " +
-			checkpoint.AdapterConfig + " selects: " + text.Some(lacking, most, ", ")})
+		if p.modules != nil {
+			c.problems = append(c.problems, problem.Problem{File: l.Files[0].Name,
+				Cause: fmt.Sprintf(p.cause, checkpoint.AdapterConfig, text.Some(p.modules, most, ", "))})
+		}
 	}
+}
+
+// selects reports whether the adapter's config selects a weight, whose module has that name.
+func (c *conversion) selects(w *weights.Weight, module string) bool {
+	l := c.o.Adapter
+	if f, _ := w.Fused(); f != nil && l.Parameters.Selects(w.FusedName()) || l.Parameters.Selects(module+".weight") ||
+		l.Parameters.Selects(module) {
+		return true
+	}
+	return l.Modules.Selects(module) && !l.Excluded.Selects(module) &&
+		(len(l.Layers.Names) == 0 || slices.Contains(l.Layers.Names, fmt.Sprint(w.Layer)))
 }
