@@ -212,7 +212,7 @@ func TestLoRAIsWhole(t *testing.T) {
 		"selects: lm_head (modules_to_save)":                                                                                               {shapes(), map[string]any{"modules_to_save": []string{"lm_head"}}},
 		"lora_alpha is 0, or missing":                                                                                                      {shapes(), map[string]any{"lora_alpha": 0}},
 		"lora_A.weight: has rank 3, but adapter_config.json gives -1":                                                                      {shapes(), map[string]any{"rank_pattern": map[string]any{"o_proj": -1}}},
-		"r is 0, or missing: a positive number is expected":                                                                                            {shapes(), map[string]any{"r": 0}},
+		"r is 0, or missing: a positive number is expected":                                                                                {shapes(), map[string]any{"r": 0}},
 		"lora_A.weight: changes a matrix [64 64], but model.layers.1.self_attn.o_proj.weight is":                                           {map[string][2]int{o: {64, 64}}, nil},
 		"layers.1.self_attn.qkv_proj.lora_A.weight: the base has no such module":                                                           {shapes(peftPrefix+"model.layers.1.self_attn.qkv_proj", [2]int{64, 64}), nil},
 		"layers.9.self_attn.o_proj.lora_A.weight: the base has no such module":                                                             {shapes(peftPrefix+"model.layers.9.self_attn.o_proj", [2]int{64, 80}), nil},
