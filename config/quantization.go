@@ -153,7 +153,7 @@ func readCompressed(d *decoding, key string, o map[string]jsontext.Value) {
 			Targets []string      `json:"targets"`
 			Format  string        `json:"format"`
 		}
-		if json.Unmarshal(v, &groups) != nil || len(groups) == 0 {
+		if cache, ok := o["kv_cache_scheme"]; json.Unmarshal(v, &groups) != nil || len(groups) == 0 && (!ok || cache.Kind() == 'n') {
 			return errors.New("not an object of groups with weights")
 		}
 		for _, name := range slices.Sorted(maps.Keys(groups)) {
@@ -276,6 +276,10 @@ func readModelOpt(d *decoding, key string, o map[string]jsontext.Value) {
 // words has to agree.
 func readAlgorithms(d *decoding, key string, o map[string]jsontext.Value) {
 	q := &d.config.Quantization
+	if v := o["quant_algo"]; v.Kind() == 'n' && v != nil { // the cache alone is quantised
+		refuseSchemes(d, key, o, "")
+		return
+	}
 	if unquote(o["quant_algo"]) == "MIXED_PRECISION" {
 		d.part(key, "quantized_layers", o, func(v jsontext.Value) error {
 			var layers map[string]map[string]jsontext.Value

@@ -174,6 +174,7 @@ func TestQuantization(t *testing.T) {
 		{`null,"spinquant_config":{"r4":true}`, "", "spinquant_config: rotates while the model runs"},
 		{`{"quant_method":"fp8","weight_block_size":[128,128],"modules_to_not_convert":["lm_head"],"ignored_layers":["re:.*self_attn.*"],"dequantize":false}`, "fp8 [128 128]", ""},
 		{`{"quant_method":"compressed-tensors","format":"float-quantized","config_groups":{}}`, "", "config_groups: not an object of groups with weights"},
+		{`{"quant_method":"compressed-tensors","format":"dense","config_groups":{},"kv_cache_scheme":null}`, "", "config_groups: not an object of groups with weights"},
 	} {
 		got, err := parseRead(`{"model_type":"deepseek_v3","quantization_config":` + c.config + `}`)
 		if c.problem != "" {
@@ -188,6 +189,16 @@ func TestQuantization(t *testing.T) {
 			"model.layers.3.mlp.experts.1.up_proj": false} {
 			require.Equal(t, stays, got.StaysUnquantised(module), module)
 		}
+	}
+}
+
+// TestCacheAlone: where the cache alone is quantised, the weights are plain.
+func TestCacheAlone(t *testing.T) {
+	for _, q := range []string{`"quant_method":"modelopt","quant_algo":null,"kv_cache_quant_algo":"FP8"`,
+		`"quant_method":"compressed-tensors","format":"dense","config_groups":{},"kv_cache_scheme":{"num_bits":8,"type":"float"}`} {
+		got, err := parseRead(`{"model_type":"deepseek_v3","quantization_config":{` + q + `}}`)
+		require.NoError(t, err, q)
+		require.False(t, got.Quantization.Announced(), q)
 	}
 }
 

@@ -192,7 +192,7 @@ func (x *auditor) wrongScales(e *weights.ScalesError) []inspect.Finding {
 
 // unquantised finds the weights that are plain though quantization_config says otherwise.
 func (x *auditor) unquantised() (found []inspect.Finding) {
-	if q := x.Config.Quantization; q.Method == "" || q.Unclear {
+	if q := x.Config.Quantization; !q.Announced() || q.Unread != nil || q.Unclear {
 		return nil
 	}
 	for s := range table.FamilyOf(x.Config).Required(x.Config, x.weights.Has) {
