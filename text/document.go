@@ -1,6 +1,7 @@
 package text
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -47,7 +48,17 @@ func Figure(format string, v float64) string {
 func SyntaxCause(err *jsontext.SyntacticError) string {
 	cause := err.Err.Error()
 	if strings.Contains(cause, `'\ufeff'`) {
-		cause = "a byte order mark (BOM), which JSON does not allow; save the file as UTF-8 without one"
+		cause = byteOrderMark
 	}
 	return cause
+}
+
+const byteOrderMark = "a byte order mark (BOM), which JSON does not allow; save the file as UTF-8 without one"
+
+// JSONCause returns why encoding/json does not read a text.
+func JSONCause(data []byte, err error) string {
+	if bytes.HasPrefix(data, []byte("\ufeff")) {
+		return byteOrderMark
+	}
+	return err.Error()
 }

@@ -59,7 +59,11 @@ func OpenAdapter(path string) (*Adapter, error) {
 	case !slices.Contains(names, AdapterConfig):
 		return nil, problem.In(path, problem.Problem{File: AdapterConfig, Cause: "missing: the directory is no adapter of peft"})
 	case at < 0:
-		return nil, problem.In(path, problem.Problem{File: weights[0], Cause: "missing"})
+		cause := "missing"
+		if i := slices.IndexFunc(names, func(name string) bool { return IsAdapter(name) && name != AdapterConfig }); i >= 0 {
+			cause += ", but there is " + text.Quote(names[i]) + ": an adapter is read from one file, as peft saves it"
+		}
+		return nil, problem.In(path, problem.Problem{File: weights[0], Cause: cause})
 	}
 	data, err := a.dir.Data(weights[at])
 	if err == nil {

@@ -77,7 +77,10 @@ func misread(err error) string {
 			reflect.String: "a text"}
 		cause = cmp.Or(kinds[t.Kind()], "an object") + " is expected"
 	}
-	return text.Line(strings.TrimPrefix(string(semantic.JSONPointer), "/") + ": " + cause)
+	if key := strings.TrimPrefix(string(semantic.JSONPointer), "/"); key != "" {
+		cause = key + ": " + cause
+	}
+	return text.Line(cause)
 }
 
 // check lists what keeps the adapter from being merged, and unknown keys, which may.

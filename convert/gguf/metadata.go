@@ -86,7 +86,7 @@ func (w *keyWriter) sampling(d format.Description) (notes []string) {
 	}
 	fields := map[string]json.RawMessage{}
 	if err := json.Unmarshal(data, &fields); err != nil {
-		return []string{samplingName + " cannot be read: no sampling parameters are written: " + text.Quote(err.Error())}
+		return []string{samplingName + " cannot be read: no sampling parameters are written: " + text.Line(text.JSONCause(data, err))}
 	}
 	for _, s := range samplers {
 		i := slices.IndexFunc(s.fields, func(f string) bool { return fields[f] != nil })
@@ -252,7 +252,7 @@ func readJSON(d format.Description, name string, into any) (found bool) {
 		return false
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		format.Fail(problem.New(name, "cannot be read: "+err.Error(), ""))
+		format.Fail(problem.New(name, "cannot be read: "+text.JSONCause(data, err), ""))
 	}
 	return true
 }

@@ -141,6 +141,7 @@ func TestTokenizersThatAreRefused(t *testing.T) {
 	a := map[string]int{"a": 0}
 	for want, files := range map[string]map[string]string{
 		"tokenizer.json: cannot be read":                                {tokenizerName: `{"model": 1}`},
+		"tokenizer.json: cannot be read: a byte order mark (BOM)":       {tokenizerName: "\ufeff{}"},
 		`tokenizer.json: its model is WordPiece`:                        {tokenizerName: `{"model": {"type": "WordPiece"}}`},
 		"its pre_tokenizer is not deepseek-llm":                         {tokenizerName: tokenizerJSON(t, []string{"x"}, a, nil)},
 		"token b has number 12, but vocab_size is 12":                   {tokenizerName: tokenizerJSON(t, coderSplits, map[string]int{"b": 12}, nil)},

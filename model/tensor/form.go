@@ -380,7 +380,7 @@ func (f *Form) codesOf(stored Info) (info Info, ok bool) {
 // values of its cache, queries, outputs.
 func ScalesActivations(name string) bool {
 	end := name[strings.LastIndexByte(name, '.')+1:]
-	return slices.Contains([]string{"k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "prob_output_scale",
+	return slices.Contains([]string{"k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "prob_output_scale", "prob_scale",
 		"k_zero_point", "v_zero_point", "input_scale", "input_global_scale", "input_zero_point"}, end)
 }
 

@@ -49,6 +49,12 @@ func (w *Weight) checkParts() error {
 		return fmt.Errorf("dtype %s, shape %v in blocks of %v: a row or a block does not end with a byte", w.DType, w.Shape,
 			w.Block)
 	}
+	for _, scales := range []string{"_scale", "_scale_inv", "_scale_2", "_global_scale"} {
+		if w.parts[scales] != nil && !slices.Contains(f.Parts, scales) {
+			return fmt.Errorf("%s and %s are both there: which of them are the weight's scales is not known",
+				text.Quote(f.PartName(w.Name, f.Parts[0])), text.Quote(w.parts[scales].Stored))
+		}
+	}
 	if w.parts[tensor.OrderPart] != nil && !slices.Contains(f.Parts, tensor.OrderPart) {
 		return fmt.Errorf("%s: columns in an order of their own (activation order) are not read; "+
 			"dequantise it with compressed-tensors", text.Quote(f.PartName(w.Name, tensor.OrderPart)))

@@ -34,6 +34,9 @@ func TestSides(t *testing.T) {
 		"w.weight_g_idx: columns in an order of their own (activation order) are not read": func(m memory) {
 			m["w.weight_g_idx"] = of(tensor.I32, 64)
 		},
+		"w.weight_scale and w.weight_scale_inv are both there: which of them are the weight's scales is not known": func(m memory) {
+			m["w.weight_scale_inv"] = of(tensor.F32, 1, 1)
+		},
 		"its scales have shape [9 4]: blocks of [1 32] give [9 2]": func(m memory) {
 			m["w.weight_scale"] = of(tensor.BF16, 9, 4)
 		},
@@ -119,7 +122,7 @@ func TestHostileForms(t *testing.T) {
 	for range 20000 {
 		m := memory{}
 		for _, end := range ends {
-			if r.IntN(3) > 0 && end != "weight" {
+			if r.IntN(6) > 0 && end != "weight" {
 				continue
 			}
 			x := tensor.Tensor{DType: dtypes[r.IntN(len(dtypes))]}
