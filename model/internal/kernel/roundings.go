@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"iter"
+	"math/bits"
 )
 
 // roundingsBlock is the number of roundings that a kernel tests together.
@@ -31,8 +32,8 @@ func DoubtfulRoundings(out []byte, to Format, src []byte, from Format) iter.Seq[
 				}
 			}
 			doubtful := doubtfulPortable(out[at*to.Size():], to, src[at*from.Size():], from)
-			for i := range min(roundingsBlock, n-at) {
-				if doubtful[i] && !yield(at+i) {
+			for ; doubtful != 0; doubtful &= doubtful - 1 {
+				if !yield(at + bits.TrailingZeros32(doubtful)) {
 					return
 				}
 			}
@@ -41,32 +42,50 @@ func DoubtfulRoundings(out []byte, to Format, src []byte, from Format) iter.Seq[
 	}
 }
 
-// doubtfulPortable tests the first roundingsBlock numbers, or as many as there are, in portable Go.
-func doubtfulPortable(out []byte, to Format, src []byte, from Format) (doubtful [roundingsBlock]bool) {
-	half := [...]int64{F32: 0, F16: 1 << 12, BF16: 1 << 15}[to] // half a step, in float32's bits
-	var x, y [roundingsBlock]int64
-	plainBits(&x, src, from, to != F32)
-	plainBits(&y, out, to, to != F32)
-	for i := range x {
-		doubtful[i] = uint64(x[i]-y[i]+half) > uint64(2*half) || x[i]|y[i] < 0
+// doubtfulPortable tests the first roundingsBlock numbers, or as many as there are, in portable Go: bit i is set if number i
+// is doubtful.
+func doubtfulPortable(out []byte, to Format, src []byte, from Format) (doubtful uint32) {
+	half := [...]uint32{F32: 0, F16: 1 << 12, BF16: 1 << 15}[to] // half a step, in float32's bits
+	least := uint32(0)                                           // of 2·bits, that are doubtful by themselves
+	if to != F32 || from == F16 {
+		least = 0xff000000
+	}
+	var x, y [roundingsBlock]uint32
+	float32Bits(&x, src, from)
+	float32Bits(&y, out, to)
+	for i, b := range x {
+		bit := uint32(0)
+		if b-y[i]+half > 2*half || max(b<<1, y[i]<<1) >= least && least > 0 {
+			bit = 1
+		}
+		doubtful |= bit << i
 	}
 	return doubtful
 }
 
-// plainBits sets bits to those of the float32 that numbers of data are; those of numbers that are infinite or NaN, in F16 or
-// if finite, to a negative number far from all bits.
-func plainBits(bits *[roundingsBlock]int64, data []byte, f Format, finite bool) {
-	for i := range min(len(bits), len(data)/f.Size()) {
-		switch f {
-		case F32:
-			bits[i] = int64(binary.LittleEndian.Uint32(data[4*i:]))
-		case F16:
-			bits[i] = int64(Decode(uint32(binary.LittleEndian.Uint16(data[2*i:])), F16))
-		default:
-			bits[i] = int64(binary.LittleEndian.Uint16(data[2*i:])) << 16
+// float32Bits sets numbers to the bits of the float32 that numbers of data are, and of 0 after the last.
+func float32Bits(numbers *[roundingsBlock]uint32, data []byte, f Format) {
+	var last [4 * roundingsBlock]byte
+	if size := roundingsBlock * f.Size(); len(data) < size {
+		copy(last[:], data)
+		data = last[:size]
+	}
+	if f == F32 {
+		b := (*[4 * roundingsBlock]byte)(data)
+		for i := range numbers {
+			numbers[i] = binary.LittleEndian.Uint32(b[4*i:])
 		}
-		if (finite || f == F16) && bits[i]&0x7fffffff >= 0x7f800000 {
-			bits[i] = -1 << 40
+		return
+	}
+	b := (*[2 * roundingsBlock]byte)(data)
+	for i := range numbers {
+		numbers[i] = uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16
+	}
+	if f == F16 {
+		for i, h := range numbers {
+			if numbers[i] = h&(1<<31) | h<<1>>4 + 112<<23; h<<1-1<<27 >= 30<<27 { // not a normal number
+				numbers[i] = Decode(h>>16, F16)
+			}
 		}
 	}
 }
