@@ -119,7 +119,7 @@ func TestHostileForms(t *testing.T) {
 	}
 	dims, read := []int{0, 1, 2, 8, 16, 64, 3}, 0
 	likely := [][]int{{}, {64}, {64, 64}, {64, 1}, {64, 8}, {64, 16}, {64, 2}, {64, 4}, {64, 32}, {8, 64}, {2, 64}, {2}, {16, 4}}
-	for range 20000 {
+	for range 40000 {
 		m := memory{}
 		for _, end := range ends {
 			if r.IntN(6) > 0 && end != "weight" {
