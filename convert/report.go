@@ -128,7 +128,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	}
 	plan.WriteMissing(&b, r.Missing)
 	if r.Exact+len(r.Lost) > 0 { // not of synth
-		fmt.Fprintf(&b, "exact: %d of %s\n", r.Exact, text.Plural(r.Tensors, "tensor"))
+		fmt.Fprintf(&b, "exact: %s of %s\n", text.Grouped(r.Exact), text.Plural(r.Tensors, "tensor"))
 	}
 	r.writeLost(&b)
 	for _, n := range r.Notes {

@@ -87,14 +87,16 @@ func TestHelpFits(t *testing.T) {
 func TestProgressFits(t *testing.T) {
 	x := openTerminal(t)
 	b := cli.Bar{To: x.File}
-	for _, columns := range []uint16{140, 80, 79, 70, 56, 55, 30, 24, 10, 60} {
+	for _, columns := range []uint16{140, 92, 91, 80, 79, 70, 68, 67, 56, 55, 36, 30, 24, 10, 60} {
 		require.NoError(t, unix.IoctlSetWinsize(int(x.File.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}))
 		fmt.Fprintf(x.File, "\n%d\n", columns)
-		b.Set("comparing", 333<<30, 1000<<30)
-		b.Set("comparing", 666<<30, 1000<<30)
+		for _, phase := range []string{"comparing", "comparing other files"} {
+			b.Set(phase, 333<<30, 1000<<30)
+			b.Set(phase, 666<<30, 1000<<30)
+		}
 	}
 	controls := regexp.MustCompile("\x1b\\[[0-9]*K")
-	columns, bars := 0, 0
+	columns, bars, long := 0, 0, 0
 	for line := range strings.SplitSeq(controls.ReplaceAllString(x.close(t), ""), "\n") {
 		if line = strings.Trim(line, "\r"); strings.Trim(line, "0123456789") == "" && line != "" {
 			columns, _ = strconv.Atoi(line)
@@ -105,9 +107,13 @@ func TestProgressFits(t *testing.T) {
 			if strings.Contains(drawn, "comparing") {
 				bars++
 			}
+			if strings.Contains(drawn, "comparing other files") {
+				long++
+			}
 		}
 	}
-	assert.Equal(t, 9, bars, "a terminal of 10 columns has none")
+	assert.Equal(t, 14+12, bars, "a terminal of 10 columns has none")
+	assert.Equal(t, 12, long, "nor have those of 24 and 30, of a phase of more letters")
 }
 
 // TestProgressIsForTerminalsOnly: a command draws its progress on stderr if that is a

@@ -162,7 +162,7 @@ func (r *Changes) Changed() string {
 	if changed == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d of %s changed", changed, text.Plural(len(r.Weights), "weight"))
+	return fmt.Sprintf("%s of %s changed", text.Grouped(changed), text.Plural(len(r.Weights), "weight"))
 }
 
 // mostNamed is how many layers and experts Lines names.

@@ -168,7 +168,7 @@ func (g *group) String() string {
 		}
 	}
 	if g.count < max(len(g.layers), 1)*max(len(g.experts), 1) {
-		name = fmt.Sprintf("%d of %s", g.count, name)
+		name = fmt.Sprintf("%s of %s", text.Grouped(g.count), name)
 	}
 	line := name + ": " + string(f.Status)
 	switch f.Status {

@@ -143,7 +143,7 @@ func TestProvesWhileItWrites(t *testing.T) {
 	s := inMemory()
 	s.IO = 1
 	s.Progress = func(phase string, n, _ int64) {
-		if phase == "writing and verifying" {
+		if phase == "converting" {
 			done = append(done, n)
 		}
 	}
@@ -713,7 +713,7 @@ func TestInterruptedNamesWhatItLeaves(t *testing.T) {
 		s := inMemory()
 		s.StartOver = startOver
 		s.Progress = func(phase string, _, _ int64) {
-			if phase == "writing and verifying" {
+			if phase == "converting" {
 				cancel()
 			}
 		}

@@ -47,7 +47,7 @@ func newExecution(t *output.Target, p *plan.Plan, src Source, s Settings) (*exec
 	if s.Unverified {
 		e.StartPhase("writing", bytes)
 	} else {
-		e.StartPhase("writing and verifying", 2*bytes)
+		e.StartPhase("converting", 2*bytes)
 	}
 	return e, nil
 }

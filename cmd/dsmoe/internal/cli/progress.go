@@ -17,12 +17,12 @@ type Bar struct {
 	drawn   *progressbar.ProgressBar
 }
 
-// What a line shows beside the share and the bar needs so many columns at most, for a phase of nine letters, counts of
-// a thousand TiB, and hundreds of hours. A line that is longer than the terminal is drawn on two, and stays there.
+// What a line shows beside the phase needs so many columns at most, for counts of a thousand TiB and hundreds of hours.
+// A line that is longer than the terminal is drawn on two, and stays there.
 const (
-	leastColumns = 24
-	countColumns = 56 // with count and rate
-	timeColumns  = 79 // with the times, too
+	leastColumns = 15
+	countColumns = 47 // with count and rate
+	timeColumns  = 70 // with the times, too
 )
 
 // Set shows that n of so many are done in a phase, if the writer is a terminal.
@@ -33,7 +33,8 @@ func (b *Bar) Set(phase string, n, of int64) {
 	columns := cmp.Or(columnsOf(b.To), 80) // some terminals do not know theirs
 	if phase != b.phase || columns != b.columns {
 		b.Remove()
-		if b.phase, b.columns, b.drawn = phase, columns, nil; columns >= leastColumns {
+		b.phase, b.columns, b.drawn = phase, columns, nil
+		if room := columns - len(phase); room >= leastColumns {
 			options := []progressbar.Option{
 				progressbar.OptionSetWriter(b.To),
 				progressbar.OptionSetDescription(phase),
@@ -42,10 +43,10 @@ func (b *Bar) Set(phase string, n, of int64) {
 				progressbar.OptionThrottle(100 * time.Millisecond),
 				progressbar.OptionFullWidth(),
 				progressbar.OptionClearOnFinish(),
-				progressbar.OptionSetPredictTime(columns >= timeColumns),
-				progressbar.OptionSetElapsedTime(columns >= timeColumns),
+				progressbar.OptionSetPredictTime(room >= timeColumns),
+				progressbar.OptionSetElapsedTime(room >= timeColumns),
 			}
-			if columns >= countColumns { // without the count, a bar of terabytes is first drawn at 1 %
+			if room >= countColumns { // without the count, a bar of terabytes is first drawn at 1 %
 				options = append(options, progressbar.OptionShowCount(), progressbar.OptionShowBytes(!b.Counts))
 			}
 			b.drawn = progressbar.NewOptions64(of, options...)
