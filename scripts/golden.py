@@ -56,10 +56,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not in CHECKPOINT is not
 CLEAR = "\r\x1b[K" if sys.stderr.isatty() else ""  # empties the line of the progress
 
 
+def draw(line):
+    """Puts a line in the place of the last one, on a terminal: as much of it as fits, since a longer one stays there."""
+    if CLEAR:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80  # some terminals do not know theirs
+        print(CLEAR + line[:columns - 1], end="", file=sys.stderr, flush=True)
+
+
 def announce(doing):
     """Shows what is being done, on a terminal."""
-    if CLEAR:
-        print(f"{CLEAR}golden.py: {doing}" if doing else CLEAR, end="", file=sys.stderr, flush=True)
+    draw(f"golden.py: {doing}")
 
 
 def interrupt(*_):
@@ -2006,7 +2012,10 @@ class Progress:
         left = (now - self.start) / max(self.done, 1) * (self.total - self.done)
         share = f"{self.done} of {self.total}" if self.total < 10000 else f"{100 * self.done // self.total} %"
         text = f"golden.py: {self.what}: {share}, {int(left) // 60}:{int(left) % 60:02d} left"
-        print(CLEAR + text, end="" if self.terminal and self.done < self.total else "\n", file=sys.stderr, flush=True)
+        if self.terminal and self.done < self.total:
+            draw(text)
+        else:
+            print(CLEAR + text, file=sys.stderr, flush=True)
 
 
 class Shuffled:
@@ -2102,7 +2111,7 @@ def record(a):
 def main():
     handle(interrupt)
     transformers.logging.set_verbosity_error()
-    announce("")
+    draw("")
     a = arguments(sys.argv[1:])
     announce("building the reference")
     try:

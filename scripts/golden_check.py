@@ -15,7 +15,7 @@ from_pretrained, gives the same logits to the bit on this machine.
 --dsmoe BIN   makes the checkpoints of which only config.json is there, and verifies each new pack
 --rules       checks instead what golden.py refuses, which weights it reads, and what it says of patches:
               without torch, --mtp without prediction layers, a model.safetensors beside an index,
-              --layers without the files of the other layers, a compiled norm
+              --layers without the files of the other layers, a compiled norm; and how wide its progress is
 --paths       records instead a pack by every path of golden.py that its help and the docs name and this
               environment has: those of transformers' classes, or those of the published code in --code DIR;
               --dsmoe BIN verifies each of them
@@ -24,13 +24,18 @@ from_pretrained, gives the same logits to the bit on this machine.
 Exit status: 0 all packs were reproduced, 1 one was not, 2 nothing could be checked.
 """
 import argparse
+import fcntl
 import glob
 import json
 import os
+import pty
+import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 
 import torch
 import transformers
@@ -234,7 +239,26 @@ def rules(a, work):
     model = transformers.DeepseekV3ForCausalLM.from_pretrained(both, dtype=torch.float32)
     doubled, read = torch.equal(2 * plain, single), torch.equal(model.model.norm.weight, 2 * weights["model.norm.weight"].float())
     print("model.safetensors beside an index: golden.py", "reads it" if doubled else "READS THE INDEX;", "from_pretrained", "too" if read else "NOT")
-    return needed(work, both, weights) and patched(work, checkpoint) and good and ended and doubled and read
+    return all([needed(work, both, weights), patched(work, checkpoint), narrow(work, checkpoint), good, ended, doubled, read])
+
+
+def narrow(work, checkpoint):
+    """Whether what golden.py draws on a terminal of 20 columns stays on its line."""
+    process, terminal = pty.fork()
+    if process == 0:
+        fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("4H", 24, 20, 0, 0))
+        os.execv(sys.executable, [sys.executable, GOLDEN, checkpoint, os.path.join(work, "narrow"), "--random", "1x4"])
+    drawn = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            drawn += piece
+    except OSError:  # Linux says so that the other side is closed
+        pass
+    _, status = os.waitpid(process, 0)
+    lines = [line.removeprefix("\x1b[K") for line in re.findall(r"\r(\x1b\[K[^\r\n]*)(?=\r\x1b)", drawn.decode())]
+    right = status == 0 and "golden.py: loading " in lines and all(len(line) < 20 for line in lines)
+    print("drawn on one line" if right else f"DRAWN ON SEVERAL ({status}) {lines}", "in 20 columns")
+    return right
 
 
 # Runs golden.py, whose directory comes first, with a norm that torch.compile compiles.

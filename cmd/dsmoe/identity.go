@@ -107,7 +107,7 @@ func (f *checkpointFiles) String() string {
 	for _, state := range slices.Sorted(maps.Keys(count)) {
 		if state != "not hashed" {
 			parts = append(parts, fmt.Sprintf("%s %s", text.Plural(count[state], "weight file"), map[string]string{
-				"same": "as in the pack", "differs": "with another hash than in the pack", "not there": "of the pack absent"}[state]))
+				"same": "as in the pack", "differs": "with another hash than in the pack", "not there": "of the pack without a file of that name here"}[state]))
 		}
 	}
 	return strings.Join(parts, ", ")
