@@ -200,6 +200,21 @@ class Engines:
     def server(self, name, *engine):
         self.judge(self.serve(name, *engine), self.at(name), f"{' '.join(engine)}, three requests, prompts and decode steps", None, fails=len(engine) > 1 and engine[0] != "vllm")
 
+    def refused(self):
+        """Recorders without their engine, and under the name of what they import, say so in one line."""
+        for engine, file, said in (("mlx", "trace_mlx.py", "pip install mlx-lm"), ("torch", "dsmoe_trace.py", "the engine's own Python"),
+                                   ("llama", "trace_llama.py", "pip install llama-cpp-python"), ("mlx", "mlx.py", "call it trace.py"),
+                                   ("torch", "torch.py", "call it dsmoe_trace.py")):
+            script = self.at("refused", file)
+            os.makedirs(self.at("refused"), exist_ok=True)
+            with open(script, "wb") as f:
+                subprocess.run([self.at("dsmoe"), "trace-script", engine], stdout=f, check=True)
+            run = subprocess.run([sys.executable, "-S", script, "a", "b", "--random", "1x4"], capture_output=True, text=True)
+            os.remove(script)
+            right = run.returncode == 2 and said in run.stderr and run.stderr.count("\n") == 1
+            self.bad += not right
+            print(f"{file + ', alone':62} {'refused' if right else 'WRONG'}  {run.stderr.strip()}")
+
     def summary(self):
         """Prints the table of docs/engines.md."""
         columns = list(dict.fromkeys(column for _, column in self.right))
@@ -232,6 +247,7 @@ def main(work, *selected):
         if e.wants(model, "f32"):
             e.torch(model)
     if not selected:
+        e.refused()
         for name, engine in SERVED.items():
             e.server(name, *engine)
         for name, how in DUMPED.items():

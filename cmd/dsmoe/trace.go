@@ -41,7 +41,7 @@ dsmoe help traces  what a trace is, and what verify says of it`,
 			}
 			for _, of := range [][2]string{{"llama", "llama.cpp"}, {"mlx", "mlx-lm"},
 				{"torch", "transformers vllm sglang megatron-lm pytorch"}} {
-				if strings.Contains(of[1], strings.ToLower(args[0])) {
+				if len(args[0]) > 2 && strings.Contains(of[1], strings.ToLower(args[0])) {
 					cause += fmt.Sprintf(": %s is the one for %s", of[0], text.Quote(args[0]))
 				}
 			}

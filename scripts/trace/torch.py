@@ -41,6 +41,8 @@ import sys
 import tempfile
 
 try:
+    if os.path.basename(__file__) in ("torch.py", "numpy.py"):
+        raise ImportError(f"{__file__} has the name of what it imports: call it dsmoe_trace.py")
     import numpy as np
     import torch
 except (ImportError, OSError) as e:
