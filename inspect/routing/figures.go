@@ -1,6 +1,8 @@
 package routing
 
 import (
+	"slices"
+
 	"dsmoe/inspect"
 	"dsmoe/text"
 	"dsmoe/text/page"
@@ -37,6 +39,9 @@ func (r *Report) MarginFigure() page.Figure {
 	}
 	if !scored {
 		return nil
+	}
+	if slices.Equal(lines.Series[2].Points, lines.Series[3].Points) { // fewer than a hundred tokens: one line hides the other
+		lines.Series = slices.Delete(lines.Series, 2, 3)
 	}
 	return lines
 }

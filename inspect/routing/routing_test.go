@@ -22,6 +22,7 @@ import (
 	"dsmoe/model/synth"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
+	"dsmoe/text/page"
 )
 
 // recording is a pack in memory.
@@ -101,6 +102,20 @@ func TestRouteGolden(t *testing.T) {
 	assert.Contains(t, b.String(), "pack: routing of 2 tokens in 1 sequence (1 more are padding, and left out)")
 	assert.Contains(t, b.String(), "model.layers.1: none of 2 tokens reached expert 0\nAn expert without a token is unreached by these tokens, not dead")
 	assert.Contains(t, b.String(), "model.layers.1: the scores would choose other experts for 1 token: rounding decided, or the config is another model's\n")
+}
+
+// TestMarginsOfFewTokens: no line is drawn that another hides.
+func TestMarginsOfFewTokens(t *testing.T) {
+	f := func(v float64) *float64 { return &v }
+	named := func(hundredth float64) (names []string) {
+		r := Report{Layers: []Layer{{Layer: 1, Margins: &margins{Tokens: 9, Min: f(1), Q01: f(hundredth), Q10: f(3), Median: f(4)}}}}
+		for _, s := range r.MarginFigure().(page.Lines).Series {
+			names = append(names, s.Name)
+		}
+		return names
+	}
+	assert.Equal(t, []string{"median token", "token of the lowest tenth", "closest token"}, named(1))
+	assert.Contains(t, named(2), "token of the lowest hundredth")
 }
 
 // TestGoldenLacks: what a pack has not is said, and nothing is made up for it.

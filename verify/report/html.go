@@ -19,7 +19,11 @@ import (
 func (r *Report) WriteHTML(w io.Writer, about About) error {
 	p := page.New(about.Name)
 	tone := map[Verdict]page.Tone{Pass: page.Good, Fail: page.Bad, Inconclusive: page.Unclear}[r.Verdict]
-	p.Verdict(tone, r.verdict(), r.summary())
+	sentence := r.summary()
+	if r.Verdict == Fail && !r.Against.decides(r.Verdict) {
+		sentence = r.headline() // the numbers, hints and what to do stand below
+	}
+	p.Verdict(tone, r.verdict(), sentence)
 	if r.Verdict != Inconclusive || len(r.Reasons) > 1 {
 		for _, reason := range r.Reasons {
 			p.Facts(page.Fact{Name: "reason", Value: reason})
@@ -53,6 +57,16 @@ func (r *Report) WriteHTML(w io.Writer, about About) error {
 		p.Fold("Files of the checkpoint", about.Files)
 	}
 	return p.WriteHTML(w)
+}
+
+// headline names the first stage that differs and its cause, and how far it is off if no cause is known.
+func (r *Report) headline() string {
+	parts := []string{r.cause()}
+	if r.Cause == nil {
+		lines := r.first().failureLines()
+		parts = append(lines[:min(len(lines), 1)], parts...)
+	}
+	return text.Line(strings.Join(append(r.origin(), *r.FirstDivergence+": "+strings.Join(parts, "; ")), "; "))
 }
 
 // onPage are the facts with names as a page has them.
