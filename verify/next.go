@@ -22,7 +22,15 @@ func advise(e *evidence, r *report.Report) (err error) {
 	}
 	r.OtherWeights = otherWeights(r, same)
 	weights, ran := e.behind[*r.FirstDivergence]
-	if r.Cause != nil || r.Mode != report.Local || !ran {
+	switch s := pack.Parse(*r.FirstDivergence); {
+	case r.Cause != nil || r.Mode != report.Local:
+		return err
+	case !ran && s.Within == pack.TopKIdx: // a choice is no value with weights behind it
+		if names := e.deciding(s); len(names) > 0 {
+			r.Next = nextOf(names, r.OtherWeights != "")
+		}
+		return err
+	case !ran:
 		return err
 	}
 	first := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == *r.FirstDivergence })]
@@ -37,6 +45,21 @@ func advise(e *evidence, r *report.Report) (err error) {
 		e.adviseOfEngine(r, &first)
 	}
 	return err
+}
+
+// deciding names the weights that decide a gate's choices, given the logits that the pack has.
+func (e *evidence) deciding(choices pack.Stage) (names []string) {
+	gate := &e.job.model.Layer(choices.Layer).MoE.Gate
+	if _, given := e.job.pack.Manifest.Tensors[strings.Replace(choices.Name, pack.TopKIdx, pack.GateLogits, 1)]; !given {
+		names = append(names, gate.Weight.Name)
+	}
+	if gate.EScoreCorrectionBias.Name != "" {
+		names = append(names, gate.EScoreCorrectionBias.Name)
+	}
+	if gate.TID2EID != nil {
+		names = append(names, gate.TID2EID.Name)
+	}
+	return names
 }
 
 // adviseOfEngine has the next step of an engine's trace say whether the operation or the weights are at fault: weights of

@@ -42,6 +42,28 @@ func biased(t *testing.T, c *config.Config, src weights.Source, by float32) alte
 	return a
 }
 
+// TestNextOfChoices: of choices without a cause the report names the weights that decide them: the bias, and the router
+// where the pack has no logits.
+func TestNextOfChoices(t *testing.T) {
+	t.Parallel()
+	without := rewritten(t, "v3/golden-f32", func(dir string, m map[string]any) {
+		m["partial"] = "without logits"
+		maps.DeleteFunc(m["tensors"].(map[string]any), func(name string, _ any) bool { return strings.HasSuffix(name, "gate.logits") })
+		prune(t, dir, m)
+	})
+	c, p := open(t, "v3/golden-f32")
+	for text, p := range map[string]*pack.Pack{
+		"compare model.layers.2.mlp.gate.e_score_correction_bias with the original's":                                 p,
+		"compare model.layers.2.mlp.gate.weight, model.layers.2.mlp.gate.e_score_correction_bias with the original's": must(pack.Open(without)),
+	} {
+		r := run(t, c.Config, biased(t, c.Config, c, -3), p, verify.Options{})
+		require.Equal(t, "model.layers.2.mlp.gate.topk_idx", *r.FirstDivergence)
+		require.Nil(t, r.Cause)
+		require.Equal(t, text, r.Next.Text)
+		require.Equal(t, "dsmoe diff ORIGINAL CHECKPOINT --include 'model.layers.2.mlp.gate.*'", r.Next.Command)
+	}
+}
+
 // TestBiasesThatDecideNothing: where zero or doubled biases give the same choices, they pass and are not counted as
 // exercised. Where they give others, they fail.
 func TestBiasesThatDecideNothing(t *testing.T) {

@@ -86,7 +86,7 @@ func TestTextSays(t *testing.T) {
 			"layer 2    2/15     2 FAIL  mlp.gate.topk_idx     -         -        -        -",
 			"DIVERGES   model.layers.2.mlp.gate.topk_idx  I64 [34 4]",
 			"           4 choices of another expert, where rounding does not explain it",
-			"           at [1 2]: got experts [1 2 3 4], want expert 5",
+			"           at [1 2]: golden expert 5, recomputed experts [1 2 3 4]",
 			"cause      run with --mode local to find the stage at fault",
 			"coverage   10 of 58 golden tensors, 177 of 186 weights, 45 of 48 routed experts",
 			"routing    348 choices of experts: 13 differ; 348 could not be changed by rounding",

@@ -685,7 +685,7 @@ func (c *Check) explain(line func(format string, args ...any)) {
 			text.Ranges(c.ProbeRows), pack.AttentionNorm)
 	}
 	if !c.inSigmas() && c.Got != "" {
-		line("at %v: got %s, want %s", c.Index, c.Got, c.Want)
+		line("at %v: golden %s, recomputed %s", c.Index, c.Want, c.Got)
 	}
 	if g := c.Gap; g != nil {
 		line("the score of %s %d is %s below that of %s %d, in whose place it is: %s σ, limit %d", g.Of, g.Golden,
