@@ -121,7 +121,7 @@ func TestFailureNamesItsMeasure(t *testing.T) {
 	require.Contains(t, failed.Rows, fmt.Sprintf("in row %d alone", failed.Neuron.Token))
 	has(t, junit(t, r), `; `+said+`; `+failed.Rows+`; at `)
 	has(t, junit(t, r), `; `+said+`; `+failed.Rows+`; none of the known`)
-	has(t, html(t, r), `; `+said+`; `+failed.Rows+`; none of the known`)
+	has(t, html(t, r), `; none of the known mistakes explains it</p>`)
 	has(t, html(t, r), `<dd>`+said+`</dd>`)
 	check := document(t, r)["checks"].([]any)[i].(map[string]any)
 	require.Equal(t, []any{map[string]any{"measure": "neuron_z", "value": *failed.NeuronZ, "limit": 6.0}}, check["failed"])

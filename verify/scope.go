@@ -261,7 +261,8 @@ func (s *scope) checkSelection() error {
 				matchesGlob(glob, name)
 		}) {
 			problems = append(problems, problem.Problem{Field: `stages "` + text.Line(glob) + `"`,
-				Cause: "the pack has no such stage"})
+				Cause: "the pack has no such stage",
+				Hint:  "its manifest.json names the stages, such as 'mlp.gate.logits'; 'self_attn.*' are all of a module"})
 		}
 	}
 	if problems == nil && s.picks() && !slices.ContainsFunc(names,

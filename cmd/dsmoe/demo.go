@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -50,6 +51,9 @@ prints what to run next. DIR must not exist; by default it is dsmoe-demo.`,
 		given := append(args, "dsmoe-demo")[0]
 		dir := filepath.Clean(given)
 		if err := os.Mkdir(dir, 0o777); err != nil {
+			if errors.Is(err, fs.ErrExist) {
+				return problem.New(given, "exists already", "remove it, or give another DIR")
+			}
 			return problem.System(given, "", err)
 		}
 		if err := writeDemo(cmd.Context(), dir, cmd.ErrOrStderr()); err != nil {

@@ -120,9 +120,16 @@ ones.`,
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if cmd == root && root.Flags().NArg() > 0 { // the flags may be those of a command of another name
+			return noCommand(root, root.Flags().Args())
+		}
 		cause := err.Error()
 		if bad := new(pflag.InvalidValueError); errors.As(err, &bad) { // which doubles backslashes
 			cause = strings.Replace(cause, strconv.Quote(bad.GetValue()), `"`+text.Line(bad.GetValue())+`"`, 1)
+			cause, _, _ = strings.Cut(cause, "strconv.ParseBool")
+			if strings.HasSuffix(cause, "flag: ") {
+				cause += "not true or false"
+			}
 		}
 		return cli.Misuse(cmd, cause+cli.NearFlags(cmd, err))
 	})
@@ -143,6 +150,10 @@ ones.`,
 			})
 		cli.InGroup(cmd.PersistentFlags(), cli.Resources, "cache")
 	}
+	verify.SuggestFor = []string{"check", "validate", "test"}
+	convert.SuggestFor = []string{"quantize", "quantise", "export"}
+	inspect.SuggestFor = []string{"info", "show", "summary"}
+	diff.SuggestFor = []string{"compare", "cmp"}
 	root.AddCommand(verify, convert, inspect, diff, newSynth(), newGolden(), newGoldenScript(), newTraceScript(),
 		newDemo(), newVersion(), newMan())
 	addTopics(root)

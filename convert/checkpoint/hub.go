@@ -102,7 +102,7 @@ func downloaded(path string) (string, error) {
 	}
 	return "", problem.New(path, "no such file or directory, and the hub's cache "+text.Quote(hub)+" has no model of this "+
 		"name",
-		"`hf download "+path+"` fetches it")
+		"hf://"+path+" is the model in the hub; `hf download` fetches it")
 }
 
 // isCache recognises a cache by its name, or by the directories beside the snapshots.

@@ -117,6 +117,9 @@ func (l *location) search(path string) (*location, error) {
 	if err != nil {
 		return nil, err
 	}
+	if isPack(entries) {
+		return nil, problem.New(path, "is a golden pack, not a checkpoint", "a pack is GOLDEN of verify, inspect routing and report")
+	}
 	for _, f := range formatsIn(entries) {
 		if l.find(f, entries) {
 			return l, nil
@@ -154,6 +157,15 @@ func (l *location) search(path string) (*location, error) {
 	}
 	l.problems = append(l.problems, found)
 	return l, nil
+}
+
+// isPack recognises the files of a golden pack: a manifest and stages, no config, and no weights that a loader looks for.
+func isPack(entries []string) bool {
+	return slices.Contains(entries, "manifest.json") && !slices.ContainsFunc(entries, func(name string) bool {
+		return name == ConfigName || slices.ContainsFunc(formats, func(f *format.Format) bool {
+			return name == f.Single || name == f.Index || f.Index == "" && FormatOf(name) == f
+		})
+	})
 }
 
 // find looks for weights of a format: in one file, which goes first, by an index, or in

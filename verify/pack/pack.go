@@ -142,7 +142,11 @@ func Look(dir string) error {
 	case err != nil:
 		return problem.System(dir, "", err)
 	case !info.IsDir():
-		return problem.New(dir, "not a golden pack: not a directory", "")
+		hint := ""
+		if filepath.Base(dir) == manifestName {
+			hint = "a golden pack is the directory: " + text.Quote(filepath.Dir(dir))
+		}
+		return problem.New(dir, "not a golden pack: not a directory", hint)
 	}
 	if _, err := os.Stat(filepath.Join(dir, manifestName)); errors.Is(err, os.ErrNotExist) {
 		return problem.New(dir, "not a golden pack: there is no "+manifestName, "")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -26,7 +27,9 @@ const maxTokensFile = 256 << 20
 // file. Ids are not compared with a vocabulary.
 func ReadTokens(path string) (*model.Input, error) {
 	data, err := readSmall(path, maxTokensFile)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, problem.New(path, "no such file", "tokens are a file of JSON, such as [[3, 14, 15]], or a .safetensors file")
+	} else if err != nil {
 		return nil, err
 	}
 	read := tokensOfJSON

@@ -213,10 +213,20 @@ func nearCommands(cmd *cobra.Command, word string) string {
 	if word == "" {
 		return "" // which every name begins with
 	}
-	cmd.SuggestionsMinimumDistance = 2
+	cmd.SuggestionsMinimumDistance = min(2, max(1, len(word)-2)) // any words of three letters are near by 2
 	names := cmd.SuggestionsFor(word)
+	if cmd.HasParent() {
+		for _, beside := range cmd.Parent().Commands() {
+			if beside.Name() == word && beside != cmd && beside.IsAvailableCommand() {
+				names = append(names, beside.CommandPath())
+			}
+		}
+	}
 	for _, sub := range cmd.Commands() {
 		isNear := strings.HasPrefix(sub.Name(), word) || slices.Contains(sub.SuggestFor, word)
+		if len(sub.Name()) > 2 && strings.HasPrefix(word, sub.Name()) && sub.IsAvailableCommand() && !slices.Contains(names, sub.Name()) {
+			names = append(names, sub.Name())
+		}
 		if sub.IsAdditionalHelpTopicCommand() && isNear && len(word) > 2 {
 			names = append(names, "help "+sub.Name())
 		}
@@ -232,19 +242,27 @@ func nearCommands(cmd *cobra.Command, word string) string {
 // otherFlags are flags that a user knows of another tool or command, by the command that lacks them, "" for all, and
 // what the command has in their places.
 var otherFlags = map[string]map[string]string{
-	"": {"threads": ": GOMAXPROCS=4 in the environment sets the number of threads"},
-	"convert": {"outtype": isType, "quantize": isType, "quantise": isType, "dtype": isType, "outfile": isDST,
-		"output": isDST, "force": isOverwrite, "update": isOverwrite, "split-max-size": ", is it --max-shard-size?"},
-	"synth": {"output": isDST, "force": isOverwrite},
+	"": {"threads": isThreads, "jobs": isThreads, "workers": isThreads},
+	"convert": {"outtype": isType, "quantize": isType, "quantise": isType, "quant": isType, "dtype": isType, "outfile": isDST,
+		"output": isDST, "dst": isDST, "src": ", is it SRC, the first argument?", "force": isOverwrite, "update": isOverwrite,
+		"split-max-size": ", is it --max-shard-size?", "no-verify": ", is it --verify=false?",
+		"resume": ": the same command continues an unfinished output by itself"},
+	"synth": {"output": isDST, "force": isOverwrite, "size": ": CONFIG decides the size"},
 	"golden": {"output": ", is it PACK, the argument behind CHECKPOINT?",
-		"force": ": an existing PACK is not replaced; remove it"},
-	"verify":  {"output": ", is it --html, --junit or --json?", "tolerance": areBounds, "atol": areBounds, "rtol": areBounds},
+		"force": ": an existing PACK is not replaced; remove it", "prompt": ", is it --text?"},
+	"verify": {"output": ", is it --html, --junit or --json?", "tolerance": areBounds, "tol": areBounds, "atol": areBounds,
+		"rtol": areBounds, "device": onCPU, "gpu": onCPU},
+	"diff":    {"tolerance": areClose, "tol": areClose, "atol": areClose, "rtol": areClose},
+	"mem":     {"ctx": ", is it --context?", "gpu": ", is it --fit?", "vram": ", is it --fit?"},
 	"routing": {"text": textFlag},
-	"report":  {"text": textFlag},
+	"report":  {"text": textFlag, "output": ", is it --html?"},
 }
 
 const (
 	textFlag    = ": --tokens takes a file; dsmoe help routing makes one of a text"
+	isThreads   = ": GOMAXPROCS=4 in the environment sets the number of threads"
+	onCPU       = ": dsmoe computes on the CPU"
+	areClose    = ": values are close if those of one side are the other's, rounded to its dtype; --exact allows none"
 	isType      = ", is it --type?"
 	isDST       = ", is it DST, the argument behind SRC?"
 	isOverwrite = ", is it --overwrite?"
