@@ -210,7 +210,7 @@ func (o *verifyOptions) options(compute tensor.DType, progress func(done, total 
 func (o *verifyOptions) openGolden(path string) (*pack.Pack, error) {
 	switch {
 	case !pack.IsChoices(path) && o.tokens != "":
-		return nil, errors.New("--tokens: of an array of choices of experts, .npy or .json; a pack has its tokens")
+		return nil, errors.New("--tokens is for a GOLDEN that is an array of choices of experts, .npy or .json; a pack has its tokens")
 	case !pack.IsChoices(path):
 		return openTrace(path)
 	case o.tokens == "":

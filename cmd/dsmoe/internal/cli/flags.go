@@ -136,7 +136,7 @@ func parseOverwriting(word string) (Overwriting, error) {
 	}
 	finished, err := strconv.ParseBool(word)
 	if err != nil {
-		err = errors.New("not changed")
+		err = errors.New("not true, false or changed")
 	}
 	return Overwriting{finished, false}, err
 }
