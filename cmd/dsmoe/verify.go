@@ -57,8 +57,7 @@ dsmoe help traces    what an engine computed, as a pack; two traces of the same
 		"compute RoPE's angles in the `dtype` that the golden names, the compute dtype, or float32")
 	cmd.Flags().Var(cli.WordFlag(&o.reference, "golden", config.Remote, config.Native), "reference",
 		"follow the `rules` of what the golden names, or of remote or native code")
-	cmd.Flags().Var(&o.limits, "limit", "widen the bounds of a stage, or of those that end in .STAGE: "+
-		"`STAGE=FACTOR`; repeatable")
+	cmd.Flags().Var(&o.limits, "limit", "widen the bounds of a stage, or of those that end in .STAGE; repeatable")
 	cmd.Flags().Var(cli.SpansFlag(&o.layers, "layers"), "layers", "compare stages of these `layers` only: 0,3-5")
 	cmd.Flags().StringSliceVar(&o.stages, "stages", nil,
 		"compare stages that a `GLOB` matches only, such as 'mlp.*'; with commas, or repeatable")

@@ -152,7 +152,7 @@ func OverwriteFlag(cmd *cobra.Command, to *Overwriting) {
 type Limits map[string]float64
 
 // Type names the flag's type in the help.
-func (l Limits) Type() string { return "limit" }
+func (l Limits) Type() string { return "STAGE=FACTOR" }
 
 // String lists the limits.
 func (l Limits) String() string {
