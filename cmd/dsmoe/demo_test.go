@@ -32,7 +32,7 @@ func TestDemo(t *testing.T) {
 		assert.Contains(t, out, "\ncause      norm-topk: ")
 		out, err = paste(dir, cli.CommandLine([]string{"dsmoe", "demo", d.Path}))
 		assert.ErrorContains(t, err, "exit status 2")
-		assert.Equal(t, 1, strings.Count(out, "file exists"), out)
+		assert.Equal(t, 1, strings.Count(out, "exists already"), out)
 	}
 	out, err := paste(dir, "dsmoe demo a b")
 	assert.ErrorContains(t, err, "exit status 2")

@@ -28,7 +28,9 @@ const maxTokensFile = 256 << 20
 func ReadTokens(path string) (*model.Input, error) {
 	data, err := readSmall(path, maxTokensFile)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, problem.New(path, "no such file", "tokens are a file of JSON, such as [[3, 14, 15]], or a .safetensors file")
+		missing := problem.System(path, "", err)
+		missing.Problems[0].Hint = "tokens are a file of JSON, such as [[3, 14, 15]], or a .safetensors file"
+		return nil, missing
 	} else if err != nil {
 		return nil, err
 	}
