@@ -68,6 +68,14 @@ func (row field) named(key string) field {
 // attention.
 func (c *Config) BlockOnly() bool { return c.family != nil && c.family.blockOnly }
 
+// Alone returns a copy of c of which the MLPs alone are computed: see BlockOnly.
+func (c *Config) Alone() *Config {
+	alone, family := *c, *c.family
+	family.blockOnly = true
+	alone.family = &family
+	return &alone
+}
+
 // Attends returns why no forward pass is computed: Computable's reason, or that of BlockOnly. It is nil for most.
 func (c *Config) Attends() error {
 	if c.BlockOnly() {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -98,6 +99,63 @@ func TestParamsOfMistral(t *testing.T) {
 			assert.Equal(t, want, r.Verdict, golden+scale)
 		}
 	}
+}
+
+// TestBlocksOfWholeModels: of a pack of MLPs alone no more is asked, and no more said, though attention could be computed.
+func TestBlocksOfWholeModels(t *testing.T) {
+	c, p := open(t, "v3/golden-f32")
+	p.Manifest.Block = new(struct {
+		Layers []int  `json:"layers"`
+		Input  string `json:"input"`
+	})
+	p.Manifest.Block.Layers, p.Manifest.Block.Input = []int{1, 2}, pack.AttentionNorm
+	p.Replaced = map[string]tensor.Tensor{}
+	for name, e := range p.Manifest.Tensors {
+		x, s := tensor.Tensor{DType: e.DType, Shape: e.Shape}, pack.Parse(name)
+		var err error
+		switch {
+		case e.DType == tensor.I64:
+			values, bad := p.Ints(name)
+			require.NoError(t, bad)
+			for _, v := range values {
+				x.Data = binary.LittleEndian.AppendUint64(x.Data, uint64(v))
+			}
+		default:
+			values, bad := p.Float32s(name)
+			require.NoError(t, bad)
+			x.Data, err = binary.Append(nil, binary.LittleEndian, values)
+			require.NoError(t, err)
+		}
+		if outside := s.Layer < 1 || s.Layer > 2 || !strings.HasPrefix(s.Kind, "mlp.") && s.Kind != pack.AttentionNorm; !outside ||
+			name == "input_ids" || name == "attention_mask" {
+			p.Replaced[name] = x
+		}
+	}
+	whole := maps.Clone(p.Manifest.Tensors)
+	maps.DeleteFunc(p.Manifest.Tensors, func(name string, _ pack.Entry) bool { _, kept := p.Replaced[name]; return !kept })
+	p.Manifest.Probes = nil
+	r := run(t, c.Config, c, p, verify.Options{})
+	assert.Equal(t, report.Pass, r.Verdict, r.Reasons)
+	assert.Equal(t, []int{1, 2}, r.Scope.Blocks)
+	assert.False(t, r.Scope.Whole || r.Scope.Head || r.Scope.Embedding)
+	_, err := verify.Run(context.Background(), c.Config, c, p, verify.Options{Mode: report.Chained})
+	require.ErrorContains(t, err, "the pack is of MLPs alone")
+	wrong, err := c.Config.Override(map[string]jsontext.Value{"routed_scaling_factor": jsontext.Value("1.25")})
+	require.NoError(t, err)
+	r = run(t, wrong, c, p, verify.Options{})
+	require.Equal(t, report.Fail, r.Verdict)
+	assert.Equal(t, "routed-scale", r.Causes[0].ID)
+
+	_, p = open(t, "v3/golden-f32") // a pack with more than it says
+	require.Len(t, p.Manifest.Tensors, len(whole))
+	p.Manifest.Block = new(struct {
+		Layers []int  `json:"layers"`
+		Input  string `json:"input"`
+	})
+	p.Manifest.Block.Layers, p.Manifest.Block.Input = []int{1, 2}, pack.AttentionNorm
+	r = run(t, c.Config, c, p, verify.Options{})
+	assert.Equal(t, report.Pass, r.Verdict)
+	assert.True(t, r.Scope.Whole)
 }
 
 // withoutLayerScales lacks the one tensor that Mistral Large 4 has outside attention, and Mistral Large 3 has not.

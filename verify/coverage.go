@@ -51,7 +51,7 @@ func (e *evidence) places() []report.Place {
 		}
 		if n := len(all); n == 0 || all[n-1].Name != name {
 			u := j.scope.unitOf(s)
-			all = append(all, report.Place{Name: name, Needed: u.needed, Selected: u.compares, Ran: u.routerOnly || j.scope.runs(s), Block: u.blockOnly, Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
+			all = append(all, report.Place{Name: name, Needed: u.needed, Selected: u.compares, Ran: u.routerOnly || u.runs && u.blockOnly || j.scope.runs(s), Block: u.blockOnly, Unchecked: []string{}, Unpinned: []string{}, Unreached: []int{},
 				TellsHalf: []string{}, TellsTwice: []string{}})
 		}
 		e.countWeight(&all[len(all)-1], s, experts)

@@ -176,6 +176,12 @@ func scopeOf(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	if err != nil {
 		return nil, err
 	}
+	if golden.Manifest.Block != nil && !c.BlockOnly() && golden.HasMLPsAlone() {
+		if o.Mode != report.Local {
+			return nil, golden.Fault("chained mode", "the pack is of MLPs alone")
+		}
+		c = c.Alone()
+	}
 	if err := cmp.Or(checkIndexed(c, golden), checkKept(c, golden), checkRounding(golden)); err != nil {
 		return nil, err
 	}

@@ -120,6 +120,18 @@ func InMLP(mlp string, role table.Role) string { return mlp + "." + string(role)
 // MLPOutputs are the outputs of a layer's MLPs, single experts aside, and their sum.
 var MLPOutputs = []string{"mlp.output", ExpertsOutput, SharedOutput}
 
+// HasMLPsAlone reports whether no stage of the pack is outside MLPs, but for norms around them.
+func (p *Pack) HasMLPsAlone() bool {
+	for name := range p.Manifest.Tensors {
+		switch s := Parse(name); {
+		case name == inputIDs || name == attentionMask:
+		case s.Layer < 0 || !strings.HasPrefix(s.Kind, "mlp.") && s.Kind != AttentionNorm && s.Kind != behindMLP:
+			return false
+		}
+	}
+	return true
+}
+
 // InAttention is the kind of stage that a projection of the attention gives.
 func InAttention(role table.Role) string { return "self_attn." + string(role) + ".output" }
 
