@@ -308,7 +308,7 @@ func TestBlocksOfOtherRules(t *testing.T) {
 				return p.AddBias(x, &m.Gate.EScoreCorrectionBias)
 			}}
 		}},
-		{"minimax-m3", "mlp-activation", pack.ExpertsOutput, func(*model.DeepseekMoE) wrongMixture { return wrongMixture{plainAct: true} }},
+		{"minimax-m3", "activation", pack.ExpertsOutput, func(*model.DeepseekMoE) wrongMixture { return wrongMixture{plainAct: true} }},
 		{"qwen3-next", "shared-experts", "mlp.output", withoutShared}, {"nemotron-h", "shared-experts", "mlp.output", withoutShared},
 		{"step3p7", "shared-experts", "mlp.output", withoutShared}, {"laguna", "shared-experts", "mlp.output", withoutShared},
 		{"afmoe", "shared-experts", "mlp.output", withoutShared}, {"minimax-m3", "shared-experts", "mlp.output", withoutShared},

@@ -8,7 +8,7 @@ var Acceptable = []string{"activation", "attention-scale", "attention-sink", "au
 	"experts-per-token", "experts-unweighted", "group-count", "group-fill", "group-mask", "group-worth", "head-count",
 	"index-topk", "indexer-eps", "indexer-head-scale", "indexer-layer", "indexer-norm-bias", "indexer-relu",
 	"indexer-rope-layout", "inverse-rope", "kv-heads", "latent-eps", "latent-norm-width", "logit-softcap",
-	"mlp-activation", "mtp-carry", "mtp-halves", "mtp-token", "norm-after-rope", "norm-eps", "norm-topk", "output-groups", "padding-mask", "qk-norm",
+	"mtp-carry", "mtp-halves", "mtp-token", "norm-after-rope", "norm-eps", "norm-topk", "output-groups", "padding-mask", "qk-norm",
 	"reduced-precision-sums", "reference", "replay-zeros", "residual-normed", "rope-in-layer", "rope-layout",
 	"rope-scaling", "rope-tables", "rope-theta", "rotary-dtype", "routed-scale", "routed-sum-scaled", "router-bf16",
 	"router-bias", "router-input", "router-rounded", "scores-of-groups", "scoring-func", "shared-experts",

@@ -48,7 +48,7 @@ func blockMistakes(f *Failure) []mistake {
 		}})
 	}
 	if c.Rules().MoE.Activation == config.SwiGLUShifted {
-		list = append(list, mistake{id: "mlp-activation", kinds: slices.Concat(pack.MLPOutputs,
+		list = append(list, mistake{id: "activation", kinds: slices.Concat(pack.MLPOutputs,
 			[]string{"mlp.experts.*.down_proj.input", "mlp.shared_experts.down_proj.input"}), undo: func(x *Trial) string {
 			x.change(func(a bounds.Arithmetic, o *operations) {
 				o.siLU = func(gate *bounds.Value, _ float32) *bounds.Value { return a.SiLU(gate, 1) }
