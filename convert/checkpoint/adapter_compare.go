@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -63,7 +64,7 @@ func (a *Adapter) ReadAt(name string, dst []byte, offset int64) error {
 }
 
 // Differences compares the configs of two adapters, and what the products of each module are multiplied with. A key that
-// shows in the tensors or in these scales, or that says how an adapter was trained, has no meaning by itself.
+// shows in these scales, selects the same modules, or says how an adapter was trained, has no meaning.
 func (a *Adapter) Differences(b *Adapter) []config.Difference {
 	list := []config.Difference{}
 	scales, known := a.scaleDifferences(b)
@@ -83,7 +84,11 @@ func (a *Adapter) Differences(b *Adapter) []config.Difference {
 				*v = jsontext.Value("null")
 			}
 		}
-		switch d.Meaning = !slices.Contains(idle, d.Key) && !slices.Contains(selecting, d.Key); d.Key {
+		switch d.Meaning = !slices.Contains(idle, d.Key); d.Key {
+		case "base_model_name_or_path", "modules_to_save": // peft loads whole tensors by their names
+			d.Meaning = false
+		case "target_modules", "target_parameters", "exclude_modules", "layers_to_transform":
+			d.Meaning = a.selectOtherwise(b)
 		case "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern":
 			d.Meaning = !known
 		case "init_lora_weights":
@@ -95,10 +100,34 @@ func (a *Adapter) Differences(b *Adapter) []config.Difference {
 	return append(list, scales...)
 }
 
-// selecting lists keys of adapter_config.json that select what the adapter changes, which its tensors show, and
-// what the adapter is of.
-var selecting = []string{"base_model_name_or_path", "exclude_modules", "layers_to_transform", "modules_to_save",
-	"target_modules", "target_parameters"}
+// selectOtherwise reports whether a module that one of the adapters changes is selected by one of their configs alone, or
+// may be: peft leaves out what the config does not select.
+func (a *Adapter) selectOtherwise(b *Adapter) bool {
+	for _, s := range []selector{a.Modules, a.Excluded, b.Modules, b.Excluded} {
+		if s.Unread {
+			return true
+		}
+	}
+	return slices.ContainsFunc(slices.Concat(a.Changes, b.Changes), func(c *Change) bool {
+		return c.Whole == nil && a.selects(c.Module) != b.selects(c.Module)
+	})
+}
+
+// layerOf matches a module of a decoder layer.
+var layerOf = regexp.MustCompile(`\blayers\.(\d+)\.`)
+
+// selects reports whether the config selects a module, or a parameter of fused experts.
+func (l *lora) selects(module string) bool {
+	module = wholeName(module)
+	for _, parameter := range []string{".weight", ".gate_up_proj", ".down_proj"} {
+		if l.Parameters.Selects(module + parameter) {
+			return true
+		}
+	}
+	layer := layerOf.FindStringSubmatch(module)
+	return l.Modules.Selects(module) && !l.Excluded.Selects(module) &&
+		(len(l.Layers.Names) == 0 || layer != nil && slices.Contains(l.Layers.Names, layer[1]))
+}
 
 // plainValue is a value of adapter_config.json by its meaning: nothing for no value, and lists of names in one order.
 func plainValue(v jsontext.Value) []byte {
