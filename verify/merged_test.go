@@ -142,8 +142,8 @@ func TestMergedLoRA_every(t *testing.T) {
 	}
 }
 
-// TestMergedLoRAOfTheEmbedding: so is one in the embedding, in the rows of the pack's tokens. Rows of a few tokens are none,
-// nor are differences of full rank.
+// TestMergedLoRAOfTheEmbedding: a LoRA that was merged into the embedding is named with its rank, by the rows of the pack's
+// tokens. A difference of full rank is not named.
 func TestMergedLoRAOfTheEmbedding(t *testing.T) {
 	const embedding, head = "model.embed_tokens.weight", "lm_head.weight"
 	c, err := checkpoint.Open(filepath.Join("..", "fixtures", "v3", "checkpoint"))

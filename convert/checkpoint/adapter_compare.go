@@ -34,8 +34,8 @@ func IsAdapterAlone(path string) bool {
 		!slices.ContainsFunc(formats, func(f *format.Format) bool { return l.find(f, names) })
 }
 
-// Weights lists the tensors in the order of the file, without places in a model. Their names are those of peft without its prefix and without the
-// adapter's name, unless another tensor has that name already.
+// Weights lists the tensors in the order of the file, without places in a model. A tensor's name lacks the prefix of peft
+// and the adapter's name, unless another tensor has the shorter name already.
 func (a *Adapter) Weights() (list []*weights.Weight) {
 	taken := map[string]bool{}
 	for info := range a.Tensors() {

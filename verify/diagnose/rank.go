@@ -261,8 +261,8 @@ func (f *Failure) directions() [][]float64 {
 	return spanOf(len(rows), n, left, product, noise)
 }
 
-// spanOf returns orthonormal rows that span a difference D [rows, n] of a matrix P, but for noise, the sum of squares that
-// rounding gives D. It returns nil if the rows are many, or if P has few directions, too.
+// spanOf returns orthonormal rows that span the difference D [rows, n] from a matrix P. noise is the sum of squares that
+// rounding adds to D. The result is nil if D has many directions, or if P has few.
 func spanOf(rows, n int, difference, product func(t, c int) float64, noise float64) [][]float64 {
 	gramD, gramP := gram(rows, n, difference), gram(rows, n, product)
 	if mat.Trace(gramD) <= 4*noise {
