@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"dsmoe/convert/checkpoint"
+	"dsmoe/text"
 	"dsmoe/text/problem"
 )
 
@@ -136,7 +138,11 @@ func createFile(path string, inputs ...string) (*outFile, error) {
 	temp := filepath.Join(dir, "."+base+".partial-"+rand.Text()[:8])
 	f.temp, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
-		return nil, problem.System(path, "", err)
+		failed := problem.System(path, "", err)
+		if p := &failed.Problems[0]; errors.Is(err, fs.ErrNotExist) {
+			p.Hint = cmp.Or(p.Hint, "make its directory first: "+text.Quote(filepath.Clean(dir)))
+		}
+		return nil, failed
 	}
 	return f, nil
 }
