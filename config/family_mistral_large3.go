@@ -42,6 +42,11 @@ var mistralLarge3 = block.derive("mistral_large_3", delta{
 	references: mistralLarge4.references,
 })
 
+// IsParams reports whether c was read from a params.json.
+func (c *Config) IsParams() bool {
+	return c.family != nil && c.family.modelType == mistralLarge3.modelType
+}
+
 // saysSize demands a key that has no default.
 func saysSize(key string, get func(c *Config) int) []rule {
 	return []rule{{[]string{key}, func(c *Config) error {

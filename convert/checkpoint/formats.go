@@ -1,11 +1,13 @@
 package checkpoint
 
 import (
+	"bytes"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"dsmoe/config"
 	"dsmoe/convert/format"
 	"dsmoe/convert/gguf"
 	"dsmoe/convert/safetensors"
@@ -75,6 +77,14 @@ func Written(name string) (*format.Format, error) {
 		return nil, fmt.Errorf("format %s: %s can be written", text.Quote(name), strings.Join(WrittenNames(), " and "))
 	}
 	return f, nil
+}
+
+// WrittenBeside returns the format in which a checkpoint with this config is made.
+func WrittenBeside(document []byte) *format.Format {
+	if c, err := config.Parse(bytes.NewReader(document)); err == nil && c.IsParams() {
+		return mistral
+	}
+	return formats[0]
 }
 
 // Mixtures lists the words for mixtures of types that formats have.

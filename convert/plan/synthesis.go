@@ -25,10 +25,7 @@ type recordedSynthesis struct {
 // Synthesis plans a checkpoint that is made from nothing, in shards of at most
 // maxShardBytes of tensor data: 0 is 5 GB, negative is one file for all.
 func Synthesis(s Synthetic, maxShardBytes int64) (*Plan, error) {
-	f, err := checkpoint.Written("")
-	if err != nil {
-		return nil, err
-	}
+	f := checkpoint.WrittenBeside(s.Config)
 	p := &Plan{Format: f, Options: recordedSynthesis{s.Rule, shardBytes(maxShardBytes, f)}, Sources: []Source{},
 		Left: []string{}, Notes: []string{}, Missing: []Missing{}}
 	if _, err := p.layOut(s.Tensors, shardBytes(maxShardBytes, f)); err != nil {
