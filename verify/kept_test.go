@@ -2,7 +2,10 @@ package verify_test
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,11 +15,12 @@ import (
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/verify"
+	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
 
 // TestKeptWeightsOfTraces: weights of routers that an engine in BF16 keeps in float32 are recognised where its trace does not
-// name them, and a router that is wrong beside that fails. An engine that rounds weights that the reference keeps fails with
+// name them, and a router that is wrong beside that fails; of choices alone both are allowed for. An engine that rounds weights that the reference keeps fails with
 // that cause, and so does one whose trace says otherwise.
 func TestKeptWeightsOfTraces(t *testing.T) {
 	t.Parallel()
@@ -72,6 +76,11 @@ func TestKeptWeightsOfTraces(t *testing.T) {
 			}
 			p = e.trace(t, checkpoint.Config, src, p)
 			p.Manifest.KeptFloat32 = c.says
+			if c.first == "" {
+				alone := run(t, checkpoint.Config, src, choicesOf(t, p, 1, 2, 3), verify.Options{})
+				require.NotEqual(t, report.Fail, alone.Verdict, "%v", alone.FirstDivergence)
+				require.NotZero(t, alone.Routing.NearTies)
+			}
 			r := run(t, checkpoint.Config, src, p, verify.Options{})
 			shown := printed(t, r)
 			require.Contains(t, shown, c.line)
@@ -86,4 +95,25 @@ func TestKeptWeightsOfTraces(t *testing.T) {
 			require.Equal(t, strings.TrimSuffix(row, "weight")+"logits", *r.FirstDivergence)
 		})
 	}
+}
+
+// choicesOf are a trace's choices of experts alone.
+func choicesOf(t *testing.T, p *pack.Pack, layers ...int) *pack.Pack {
+	in := must(p.Input())
+	var choices [][][]int
+	for row := range in.InputIDs {
+		if in.IsPadding(row) {
+			continue
+		}
+		var of [][]int
+		for _, layer := range layers {
+			ids := must(p.Ints(pack.StageOf(layer, pack.TopKIdx)))
+			k := len(ids) / len(in.InputIDs)
+			of = append(of, ids[k*row:k*row+k])
+		}
+		choices = append(choices, of)
+	}
+	path := filepath.Join(t.TempDir(), "choices.json")
+	require.NoError(t, os.WriteFile(path, must(json.Marshal(choices)), 0o666))
+	return must(pack.Choices(path, in, p.DType))
 }
