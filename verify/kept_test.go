@@ -117,3 +117,40 @@ func choicesOf(t *testing.T, p *pack.Pack, layers ...int) *pack.Pack {
 	require.NoError(t, os.WriteFile(path, must(json.Marshal(choices)), 0o666))
 	return must(pack.Choices(path, in, p.DType))
 }
+
+// TestKeptBiasesOfTraces: MiniMax-M2's class rounds biases, which are near 8. An engine that does not is recognised; what it
+// then chooses otherwise fails.
+func TestKeptBiasesOfTraces(t *testing.T) {
+	t.Parallel()
+	checkpoint, _ := open(t, "minimax-m2/golden-f32")
+	src := altered{Source: checkpoint, tensors: map[string]tensor.Tensor{}}
+	wrong := altered{Source: checkpoint, tensors: map[string]tensor.Tensor{}}
+	for i := range checkpoint.Tensors() {
+		if strings.HasSuffix(i.Name, "e_score_correction_bias") {
+			w := get(t, checkpoint, i.Name)
+			wide, moved := tensor.Tensor{DType: tensor.F32, Shape: w.Shape}, tensor.Tensor{DType: tensor.F32, Shape: w.Shape}
+			for n, v := range must(w.Float32s(nil)) {
+				wide.Data = binary.LittleEndian.AppendUint32(wide.Data, math.Float32bits(8+v))
+				if n == 3 {
+					v++
+				}
+				moved.Data = binary.LittleEndian.AppendUint32(moved.Data, math.Float32bits(8+v))
+			}
+			src.tensors[i.Name], wrong.tensors[i.Name] = wide, moved
+		}
+	}
+	for _, keeps := range []bool{true, false} {
+		_, p := open(t, "minimax-m2/golden-f32")
+		e := engine{inputs: engineForms["F32"], bf16: true, config: func(c *config.Config) {
+			*c = *c.WithRules(func(r *config.Rules) { r.Router.CastsRouterBias = !keeps })
+		}}
+		p = e.trace(t, checkpoint.Config, src, p)
+		p.Manifest.KeptFloat32 = nil
+		r := run(t, checkpoint.Config, src, p, verify.Options{})
+		require.Equal(t, report.Pass, r.Verdict, "%v: %v", keeps, r.FirstDivergence)
+		require.Equal(t, keeps, strings.Contains(printed(t, r), "kept_float32: mlp.gate.e_score_correction_bias"))
+		r = run(t, checkpoint.Config, wrong, p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict)
+		require.Regexp(t, `topk_idx$`, *r.FirstDivergence)
+	}
+}
