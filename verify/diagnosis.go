@@ -562,6 +562,13 @@ func (w *witness) TopK(name string, ours *choice) error {
 	return w.judged(name)
 }
 
+// nearer reports whether a trial's check of a stage is at most half as far off as the check that failed: other roundings are
+// the engine's if they predict its numbers, not if they allow for any.
+func nearer(trial *report.Check, checks []report.Check) bool {
+	i := slices.IndexFunc(checks, func(c report.Check) bool { return c.Tensor == trial.Tensor })
+	return i < 0 || checks[i].RelRMS == nil || trial.RelRMS == nil || *trial.RelRMS <= *checks[i].RelRMS/2
+}
+
 // judged keeps the verdict on a watched stage, the last that was seen, and ends the run if nothing more is to be
 // known.
 func (w *witness) judged(name string) error {
@@ -570,10 +577,12 @@ func (w *witness) judged(name string) error {
 	}
 	checks := w.local.pass.evidence.checks
 	n := len(checks)
-	passes := n > 0 && checks[n-1].Tensor == name && checks[n-1].Verdict == report.Pass &&
-		!(w.rounds && checks[n-1].Blind) // coarse roundings explain whatever is wrong
-	w.passes[name] = passes
 	f := w.rerun.failure
+	passes := n > 0 && checks[n-1].Tensor == name && checks[n-1].Verdict == report.Pass
+	if passes && w.rounds { // coarse roundings explain whatever is wrong
+		passes = !checks[n-1].Blind && (name != f.Name || nearer(&checks[n-1], f.Checks))
+	}
+	w.passes[name] = passes
 	spoils := !passes && slices.ContainsFunc(f.Checks, func(c report.Check) bool { return c.Tensor == name && c.Verdict != report.Fail })
 	if len(w.passes) == len(w.watched) || name == f.Name && !passes || spoils {
 		return errKnown

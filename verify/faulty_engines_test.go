@@ -594,6 +594,30 @@ func TestLatentCaches(t *testing.T) {
 	}
 }
 
+// TestNoiseIsNoCache: keys and values that are some percent off are not put down to a coarse cache, whose bounds allow for that.
+func TestNoiseIsNoCache(t *testing.T) {
+	t.Parallel()
+	for _, fixture := range []string{"glm4-moe", "v3-trained"} {
+		checkpoint, p := open(t, fixture+"/golden-f32")
+		noisy := func(x *activation) *activation {
+			return each(x, func(v float32) float32 {
+				return tensor.Rounded(v*(1+float32(math.Sin(float64(v)*1e4))*0.03), tensor.BF16)
+			})
+		}
+		e := engine{inputs: engineForms["F32"], bf16: true, declares: &pack.Arithmetic{Activations: engineForms["F32"], Cache: "bf16",
+			Attention: []string{pack.Eager}}, fault: func(f *faulty) {
+			scores, context := f.scores, f.context
+			f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+				return scores(q, noisy(k), first, n, s)
+			}
+			f.context = func(probs, vT *activation) *activation { return context(probs, noisy(vT)) }
+		}}
+		r := run(t, checkpoint.Config, checkpoint, e.trace(t, checkpoint.Config, checkpoint, p), verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict)
+		require.Empty(t, r.Causes)
+	}
+}
+
 // TestNextOfEngines: without a cause the report advises about the engine's operation where all layers differ, and where no
 // weight took part; about weights that an engine kept where one layer differs.
 func TestNextOfEngines(t *testing.T) {

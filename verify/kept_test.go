@@ -20,8 +20,8 @@ import (
 )
 
 // TestKeptWeightsOfTraces: weights of routers that an engine in BF16 keeps in float32 are recognised where its trace does not
-// name them, and a router that is wrong beside that fails; of choices alone both are allowed for. An engine that rounds weights that the reference keeps fails with
-// that cause, and so does one whose trace says otherwise.
+// name them, and a router that is wrong beside that fails; of choices alone both are allowed for. An engine that rounds
+// weights that it says to keep fails with that cause, and so does one that keeps weights that it says to round.
 func TestKeptWeightsOfTraces(t *testing.T) {
 	t.Parallel()
 	const gate, bias, row = "mlp.gate.weight", "mlp.gate.e_score_correction_bias", "model.layers.2.mlp.gate.weight"
