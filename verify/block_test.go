@@ -101,6 +101,38 @@ func TestParamsOfMistral(t *testing.T) {
 	}
 }
 
+// TestBlocksOfEngines: what a trace holds beside the MLPs is not compared, and fails nothing; a wrong expert does.
+func TestBlocksOfEngines(t *testing.T) {
+	for family, down := range map[string]string{"kimi-linear": "block_sparse_moe.experts.1.w2", "afmoe": "mlp.experts.1.down_proj"} {
+		c, p := open(t, "blocks/"+family+"/golden-f32")
+		p.Replaced = map[string]tensor.Tensor{}
+		more := []string{"model.embed_tokens.output", "model.layers.1.self_attn.output", "model.layers.2.output", "model.norm.output",
+			"lm_head.output"}
+		for _, name := range more {
+			width := c.Config.HiddenSize
+			if name == "lm_head.output" {
+				width = c.Config.VocabSize
+			}
+			x := tensor.Tensor{DType: tensor.F32, Shape: []int{1, 24, width}, Data: make([]byte, 4*24*width)}
+			p.Manifest.Tensors[name], p.Replaced[name] = pack.Entry{DType: x.DType, Shape: x.Shape}, x
+		}
+		r := run(t, c.Config, c, p, verify.Options{})
+		require.Equal(t, report.Pass, r.Verdict, "%s: %v", family, r.Reasons)
+		require.Equal(t, len(p.Manifest.Tensors)-1-len(p.Manifest.Block.Layers)-len(more), r.Coverage.GoldenChecked, family)
+		skipped := 0
+		for _, check := range r.Checks {
+			if check.Status == report.OutsideMLPs {
+				skipped++
+			}
+		}
+		require.Equal(t, len(more), skipped, family)
+		down = "model.layers.2." + down + ".weight"
+		r = run(t, c.Config, replace(c, down, scaled(t, get(t, c, down), 1.02, 1)), p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict, family)
+		require.Equal(t, "model.layers.2.mlp.experts.output", *r.FirstDivergence, family)
+	}
+}
+
 // TestBlocksOfWholeModels: of a pack of MLPs alone no more is asked, and no more said, though attention could be computed.
 func TestBlocksOfWholeModels(t *testing.T) {
 	c, p := open(t, "v3/golden-f32")

@@ -121,6 +121,8 @@ func (e *evidence) unmatched(name string) report.Check {
 		check.Skip(report.NotLookedAt)
 	case s.Layer >= j.scope.layersEnd() && predicted:
 		check.Skip(report.PredictionLayer)
+	case c.BlockOnly() && !s.AroundMLP():
+		check.Skip(report.OutsideMLPs)
 	case j.options.Mode == report.Chained && s.IsProbe():
 		check.Skip(report.NoProbes)
 	case s.IsStageGradient() && (j.options.Mode != report.Local || !j.pack.HasStageGradients(c.NumHiddenLayers)):

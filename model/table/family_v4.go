@@ -90,11 +90,11 @@ var v4Rows = []published{
 	row(v4Layer+"mlp.gate.tid2eid", Router, TID2EID, hashed, []dim{vocab, chosenExperts},
 		"ffn.gate.tid2eid", "ffn_gate_tid2eid.weight"),
 
-	row(v4Layer+"mlp.shared_experts.gate_proj.weight", SharedExperts, GateProj, nil, []dim{sharedFF, hidden},
+	row(v4Layer+"mlp.shared_experts.gate_proj.weight", SharedExperts, GateProj, shared, []dim{sharedFF, hidden},
 		"ffn.shared_experts.w1.weight", "ffn_gate_shexp.weight"),
-	row(v4Layer+"mlp.shared_experts.up_proj.weight", SharedExperts, UpProj, nil, []dim{sharedFF, hidden},
+	row(v4Layer+"mlp.shared_experts.up_proj.weight", SharedExperts, UpProj, shared, []dim{sharedFF, hidden},
 		"ffn.shared_experts.w3.weight", "ffn_up_shexp.weight"),
-	row(v4Layer+"mlp.shared_experts.down_proj.weight", SharedExperts, DownProj, nil, []dim{hidden, sharedFF},
+	row(v4Layer+"mlp.shared_experts.down_proj.weight", SharedExperts, DownProj, shared, []dim{hidden, sharedFF},
 		"ffn.shared_experts.w2.weight", "ffn_down_shexp.weight"),
 
 	row(v4Layer+"input_layernorm.weight", Norms, InputLayernorm, nil, []dim{hidden},

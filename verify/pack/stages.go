@@ -123,13 +123,16 @@ var MLPOutputs = []string{"mlp.output", ExpertsOutput, SharedOutput}
 // HasMLPsAlone reports whether no stage of the pack is outside MLPs, but for norms around them.
 func (p *Pack) HasMLPsAlone() bool {
 	for name := range p.Manifest.Tensors {
-		switch s := Parse(name); {
-		case name == inputIDs || name == attentionMask:
-		case s.Layer < 0 || !strings.HasPrefix(s.Kind, "mlp.") && s.Kind != AttentionNorm && s.Kind != behindMLP:
+		if name != inputIDs && name != attentionMask && !Parse(name).AroundMLP() {
 			return false
 		}
 	}
 	return true
+}
+
+// AroundMLP reports whether s is of a layer's MLP, or of the norms around it.
+func (s Stage) AroundMLP() bool {
+	return s.Layer >= 0 && (strings.HasPrefix(s.Kind, "mlp.") || s.Kind == AttentionNorm || s.Kind == behindMLP)
 }
 
 // InAttention is the kind of stage that a projection of the attention gives.

@@ -10,6 +10,7 @@ const (
 	NotLookedAt     Status = "not-looked-at"    // the run stopped before
 	PredictionLayer Status = "prediction-layer" // of multi-token prediction, that was not run
 	NoProbes        Status = "no-probes"        // of a probe, in chained mode
+	OutsideMLPs     Status = "outside-mlps"     // of a family of which MLPs alone are computed
 	LocalOnly       Status = "local-only"       // the gradient of a stage, where such are not compared
 	Undecided       Status = "undecided"        // a gradient beyond its fixed limit, but not far
 	UndecidedStage  Status = "undecided-stage"  // a stage in chained mode, likewise
@@ -25,6 +26,7 @@ func (s Status) Words() string {
 		NotLookedAt:     "not looked at: the run stopped at the first failing stage",
 		PredictionLayer: "the checkpoint lacks this prediction layer, or one before it",
 		NoProbes:        "chained mode runs no probes: no layer's output depends on them",
+		OutsideMLPs:     "not compared: of this family MLPs alone are computed",
 		LocalOnly:       "gradients of stages are compared in local mode, if the pack has those of all layers' outputs",
 		Undecided:       "beyond the fixed limit of gradients, by no more than rounding may do in a trained model",
 		UndecidedStage:  "beyond the fixed limit of chained mode, by no more than rounding may do",
