@@ -1,6 +1,6 @@
 package kernel
 
-// The kernels of matrix products that an implementation may have.
+// The kernels of matrix products, and of roundings, that an implementation may have.
 
 // tileRows is the number of rows of weights that a tile multiplies.
 const tileRows = 4
@@ -144,3 +144,10 @@ func (k *partialKernels) width(n int) int {
 	}
 	return best
 }
+
+// roundingsBlock is the number of roundings that a kernel tests together.
+const roundingsBlock = lanes
+
+// plainKernel returns how many of the first n numbers of src, whole blocks of them, are plainly those of out, as
+// DoubtfulRoundings says; n is a multiple of roundingsBlock.
+type plainKernel func(out, src *byte, n int) int

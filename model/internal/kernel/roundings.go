@@ -6,13 +6,6 @@ import (
 	"math/bits"
 )
 
-// roundingsBlock is the number of roundings that a kernel tests together.
-const roundingsBlock = lanes
-
-// plainKernel returns how many of the first n numbers of src, whole blocks of them, are plainly those of out, as
-// DoubtfulRoundings says; n is a multiple of roundingsBlock.
-type plainKernel func(out, src *byte, n int) int
-
 // DoubtfulRoundings yields the indices of the numbers of src, in ascending order, that are not plainly rounded to the number
 // of out in the same place. Plainly rounded is a number that is at most half a step of F16's or BF16's normal numbers away
 // from it, in bits of float32, if neither is infinite or NaN. Plainly F32 is what has the same bits; F16 as F32 only if it is
