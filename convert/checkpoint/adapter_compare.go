@@ -124,9 +124,8 @@ func (l *lora) selects(module string) bool {
 			return true
 		}
 	}
-	layer := layerOf.FindStringSubmatch(module)
-	return l.Modules.Selects(module) && !l.Excluded.Selects(module) &&
-		(len(l.Layers.Names) == 0 || layer != nil && slices.Contains(l.Layers.Names, layer[1]))
+	layer := append(layerOf.FindStringSubmatch(module), "", "")[1]
+	return l.SelectsModule(module, layer)
 }
 
 // plainValue is a value of adapter_config.json by its meaning: nothing for no value, and lists of names in one order.

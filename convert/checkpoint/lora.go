@@ -143,6 +143,12 @@ func (l *lora) Of(module string) (rank int, scale float64) {
 // Names reports whether the config names what the adapter changes; without, peft selects it by the model's type.
 func (l *lora) Names() bool { return len(l.Modules.Names)+len(l.Parameters.Names) > 0 }
 
+// SelectsModule reports whether the config selects a module of the layer with that number, which is empty outside layers.
+func (l *lora) SelectsModule(module, layer string) bool {
+	return l.Modules.Selects(module) && !l.Excluded.Selects(module) &&
+		(len(l.Layers.Names) == 0 || slices.Contains(l.Layers.Names, layer))
+}
+
 // Since reports whether peft 0.minor or a later one wrote the adapter.
 func (l *lora) Since(minor int) bool {
 	var major, of int

@@ -234,6 +234,5 @@ func (c *conversion) selects(w *weights.Weight, module string) bool {
 		l.Parameters.Selects(module) {
 		return true
 	}
-	return l.Modules.Selects(module) && !l.Excluded.Selects(module) &&
-		(len(l.Layers.Names) == 0 || slices.Contains(l.Layers.Names, fmt.Sprint(w.Layer)))
+	return l.SelectsModule(module, fmt.Sprint(w.Layer))
 }
