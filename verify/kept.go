@@ -21,8 +21,8 @@ import (
 // keptKinds are the kinds of weights that engines keep in float32, in the manifest's words.
 var keptKinds = map[table.Role]string{table.Gate: "mlp.gate.weight", table.EScoreCorrectionBias: "mlp.gate.e_score_correction_bias"}
 
-// recogniseKept looks for the weights of routers that the engine keeps in float32, where routers fail and the manifest does
-// not name these weights. It returns the run with what it found.
+// recogniseKept looks for the weights of routers that the engine keeps in float32. It does so if routers fail and the
+// manifest has no kept_float32, and returns the run as it is with these weights kept.
 func recogniseKept(ctx context.Context, e *evidence, r *report.Report) (*evidence, *report.Report, error) {
 	j, stages := e.job, []string{}
 	for _, c := range r.Checks {
@@ -71,8 +71,11 @@ func recogniseKept(ctx context.Context, e *evidence, r *report.Report) (*evidenc
 	return found, conclude(found.project()), nil
 }
 
-// keeping returns the job whose model keeps weights of some roles in float32, too.
+// keeping returns the job whose model keeps weights of some roles in float32, too: for no role the job itself.
 func (j *job) keeping(roles []table.Role) (*job, error) {
+	if roles == nil {
+		return j, nil
+	}
 	again := *j
 	c := j.model.Config.WithRules(func(r *config.Rules) {
 		r.Router.KeepsGate = r.Router.KeepsGate || slices.Contains(roles, table.Gate)

@@ -39,16 +39,13 @@ func DoubtfulRoundings(out []byte, to Format, src []byte, from Format) iter.Seq[
 // is doubtful.
 func doubtfulPortable(out []byte, to Format, src []byte, from Format) (doubtful uint32) {
 	half := [...]uint32{F32: 0, F16: 1 << 12, BF16: 1 << 15}[to] // half a step, in float32's bits
-	least := uint32(0)                                           // of 2·bits, that are doubtful by themselves
-	if to != F32 || from == F16 {
-		least = 0xff000000
-	}
+	finite := to != F32 || from == F16                           // a number that is infinite or NaN is doubtful
 	var x, y [roundingsBlock]uint32
 	float32Bits(&x, src, from)
 	float32Bits(&y, out, to)
 	for i, b := range x {
 		bit := uint32(0)
-		if b-y[i]+half > 2*half || max(b<<1, y[i]<<1) >= least && least > 0 {
+		if b-y[i]+half > 2*half || finite && max(b<<1, y[i]<<1) >= 0xff<<24 {
 			bit = 1
 		}
 		doubtful |= bit << i
