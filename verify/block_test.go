@@ -83,8 +83,8 @@ func TestBlocksFail(t *testing.T) {
 	}
 }
 
-// TestParamsOfMistral: the mixture that params.json describes is Mistral Large 4's, which its pack shows, and the rules are not
-// those of Mistral Small 4.
+// TestParamsOfMistral: the mixture that params.json describes has Mistral Large 4's rules, whose pack it passes, and not
+// Mistral Small 4's.
 func TestParamsOfMistral(t *testing.T) {
 	for _, golden := range []string{"golden-f32", "golden-bf16"} {
 		for scale, want := range map[string]report.Verdict{"2.5": report.Pass, "1.0": report.Fail} {

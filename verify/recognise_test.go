@@ -382,8 +382,8 @@ func TestStagesOfTwoKinds(t *testing.T) {
 	require.Equal(t, report.Fail, r.Verdict)
 }
 
-// TestRecognitionWithOptions_every: a right engine passes, too, if the run stops at the first failure, has a limit of the user's for
-// another stage, or is in parts.
+// TestRecognitionWithOptions_every: a right engine passes a run that stops at the first failure, that has a wider limit for
+// another stage, or that is in parts.
 func TestRecognitionWithOptions_every(t *testing.T) {
 	t.Parallel()
 	c, p := traced(t, "sglang-v3-trained-bf16")
@@ -410,7 +410,7 @@ func TestRecognitionWithOptions_every(t *testing.T) {
 	require.Len(t, merged.Golden.Recognised, len(whole.Golden.Recognised))
 }
 
-// TestDeclaredRoundings_every are demanded, and refused where they are none. What is not declared beside them is recognised.
+// TestDeclaredRoundings_every: roundings that a manifest declares are demanded, and unknown ones refused. Others are recognised.
 func TestDeclaredRoundings_every(t *testing.T) {
 	t.Parallel()
 	c, p := traced(t, "sglang-v3-trained-bf16")

@@ -120,7 +120,7 @@ ones.`,
 	root.Flags().MarkHidden("json")
 	root.SetVersionTemplate("dsmoe {{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if cmd == root && root.Flags().NArg() > 0 { // the flags may be those of a command of another name
+		if cmd == root && root.Flags().NArg() > 0 { // an unknown command, whose flags are not known either
 			return noCommand(root, root.Flags().Args())
 		}
 		cause := err.Error()

@@ -107,7 +107,7 @@ func WrittenNames() (names []string) {
 	return names
 }
 
-// ConfigName is the file name of a config, but for Mistral's own files.
+// ConfigName is the file name of a config. Beside Mistral's own files the config is params.json.
 const ConfigName = "config.json"
 
 // IsConfig reports whether a file of that name is the config beside weights.

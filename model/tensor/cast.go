@@ -67,7 +67,7 @@ func (c *Cast) Convert(dst, src []byte) (lost Loss) {
 }
 
 // DoubtfulRoundings yields the indices of the elements of src that are not plainly rounded to those of out, as
-// kernel.DoubtfulRoundings says: some denormal ones, all that are not finite, and all wrong ones. Dtypes are F32, F16 and BF16.
+// kernel.DoubtfulRoundings says: all wrong ones, and some right ones. Dtypes are F32, F16 and BF16.
 func DoubtfulRoundings(out []byte, to DType, src []byte, from DType) iter.Seq[int] {
 	t, _ := to.Format()
 	f, _ := from.Format()

@@ -120,7 +120,7 @@ func InMLP(mlp string, role table.Role) string { return mlp + "." + string(role)
 // MLPOutputs are the outputs of a layer's MLPs, single experts aside, and their sum.
 var MLPOutputs = []string{"mlp.output", ExpertsOutput, SharedOutput}
 
-// HasMLPsAlone reports whether no stage of the pack is outside MLPs, but for norms around them.
+// HasMLPsAlone reports whether all stages of the pack are of MLPs, or of the norms around them.
 func (p *Pack) HasMLPsAlone() bool {
 	for name := range p.Manifest.Tensors {
 		if name != inputIDs && name != attentionMask && !Parse(name).AroundMLP() {

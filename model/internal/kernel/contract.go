@@ -148,6 +148,6 @@ func (k *partialKernels) width(n int) int {
 // roundingsBlock is the number of roundings that a kernel tests together.
 const roundingsBlock = lanes
 
-// plainKernel returns how many of the first n numbers of src, whole blocks of them, are plainly those of out, as
-// DoubtfulRoundings says; n is a multiple of roundingsBlock.
+// plainKernel returns at which of n numbers the first block with a doubtful rounding begins, as DoubtfulRoundings defines
+// it; n if there is none. n is a multiple of roundingsBlock.
 type plainKernel func(out, src *byte, n int) int

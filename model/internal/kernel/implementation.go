@@ -73,7 +73,7 @@ type implementation struct {
 	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
 	losses func(sums *uint32, y, x *float32, n int, least uint32)
 
-	// plain is indexed by the formats of the source and of what it was rounded to.
+	// plain is indexed by the format of the numbers, then by the format that they were rounded to.
 	plain [F8E4M3][F8E4M3]plainKernel
 
 	// extremes sets the fields of Extremes, which start at least; n is a positive multiple of 8.

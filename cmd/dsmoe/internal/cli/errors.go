@@ -262,7 +262,7 @@ const (
 	textFlag    = ": --tokens takes a file; dsmoe help routing makes one of a text"
 	isThreads   = ": GOMAXPROCS=4 in the environment sets the number of threads"
 	onCPU       = ": dsmoe computes on the CPU"
-	areClose    = ": values are close if those of one side are the other's, rounded to its dtype; --exact allows none"
+	areClose    = ": values are close if rounding to the other side's dtype explains them; --exact wants equal ones"
 	isType      = ", is it --type?"
 	isDST       = ", is it DST, the argument behind SRC?"
 	isOverwrite = ", is it --overwrite?"
