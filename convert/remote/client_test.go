@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"io"
 	"net/http"
 	"testing"
 	"time"
@@ -34,3 +35,38 @@ func TestWithoutSecrets(t *testing.T) {
 	require.Equal(t, `invalid proxy "http://host:zz": at https://host/a`,
 		withoutSecrets(`invalid proxy "http://me:word@host:zz": at https://host/a?signature=1`))
 }
+
+// TestLentBodies: the bytes that were sent are the caller's when the call returns, even of a request that was refused before
+// it was read.
+func TestLentBodies(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secretsecret")
+	t.Setenv("AWS_ENDPOINT_URL", "http://localhost:1")
+	s, err := NewClient().OpenStore("s3://models")
+	require.NoError(t, err)
+	var bodies []io.ReadCloser
+	s.c.http.Transport = transport(func(r *http.Request) (*http.Response, error) {
+		again, err := r.GetBody()
+		require.NoError(t, err)
+		start := make([]byte, 3)
+		for _, body := range []io.ReadCloser{r.Body, again} {
+			_, err := io.ReadFull(body, start)
+			require.NoError(t, err)
+			require.Equal(t, "one", string(start))
+			bodies = append(bodies, body)
+		}
+		return &http.Response{StatusCode: http.StatusForbidden, Body: http.NoBody, Request: r}, nil
+	})
+	require.Error(t, s.Put("x", []byte("one two")))
+	require.Len(t, bodies, 2)
+	for _, body := range bodies {
+		rest, err := io.ReadAll(body)
+		require.NoError(t, err)
+		require.Empty(t, rest)
+	}
+}
+
+// transport answers requests by a function.
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -11,6 +11,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -99,10 +100,16 @@ func (s *Store) call(method, name string, query url.Values, header http.Header,
 		hash := sha256.Sum256(body)
 		sum = hash[:]
 	}
+	lent := &loan{data: body}
+	defer lent.end()
 	data, answer, err := s.c.document(s.Path(name), func(ctx context.Context) (*http.Request, error) {
 		r, err := http.NewRequestWithContext(ctx, method, s.o.url(s.prefix+name, query), bytes.NewReader(body))
 		if err != nil {
 			return nil, err
+		}
+		if len(body) > 0 {
+			r.Body, _ = lent.body()
+			r.GetBody = lent.body
 		}
 		for k, v := range header {
 			r.Header[k] = v
@@ -110,6 +117,38 @@ func (s *Store) call(method, name string, query url.Values, header http.Header,
 		return r, s.o.sign(r, hex.EncodeToString(sum)) // the store compares the body with the signed hash
 	}, s.o.explain)
 	return data, answer, about(s.Path(name), err)
+}
+
+// loan is the bytes of a request's body. A transport may read a body after the answer came, when the bytes are the
+// caller's again: the end of the loan ends its bodies.
+type loan struct {
+	mu   sync.RWMutex
+	data []byte // nil after the end
+}
+
+func (l *loan) body() (io.ReadCloser, error) { return io.NopCloser(&lentBody{l, 0}), nil }
+
+func (l *loan) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.data = nil
+}
+
+// lentBody reads the bytes of a loan from at on.
+type lentBody struct {
+	of *loan
+	at int
+}
+
+func (b *lentBody) Read(dst []byte) (int, error) {
+	b.of.mu.RLock()
+	defer b.of.mu.RUnlock()
+	if b.at >= len(b.of.data) {
+		return 0, io.EOF // a transport that still writes misses bytes then, and fails
+	}
+	n := copy(dst, b.of.data[b.at:])
+	b.at += n
+	return n, nil
 }
 
 // Put writes a small object.
