@@ -143,12 +143,14 @@ class Engines:
             json.dump(m, f, indent=1)
             f.write("\n")
 
-    def judge(self, checkpoint, pack, row, cause, key=None, fails=False, right="pass"):
-        """Prints a row: the verdict, the largest z and RMS of z, and what explains a failure. right is the verdict of a right run."""
+    def judge(self, checkpoint, pack, row, cause, key=None, fails=False, right="pass", stage=None):
+        """Prints a row: the verdict, the largest z and RMS of z, and what explains a failure. right is the verdict of a right run,
+        stage how the first stage ends that a wrong one shows."""
         out = subprocess.run([self.at("dsmoe"), "verify", checkpoint, pack, "--json"], stdout=subprocess.PIPE, text=True).stdout
         report = json.loads(out)
         named = [c["id"] for c in [*report.get("causes", []), *report.get("hints", [])]]
-        good = report.get("verdict") == ("fail" if cause or fails else right) and (cause is None or cause in named)
+        good = report.get("verdict") == ("fail" if cause or fails else right) and (cause is None or cause in named) \
+            and (stage is None or (report.get("first_divergence") or "").endswith(stage))
         self.bad += not good
         z, rms = (max((c[k] or 0 for c in report.get("checks", []) if k in c), default=0) for k in ("z", "rms_z"))
         if key and not cause:
@@ -203,6 +205,18 @@ class Engines:
         self.judge(self.serve(name, *engine), self.at(name), f"{' '.join(engine)}, three requests, prompts and decode steps", None,
                    fails=len(engine) > 1 and engine[0] != "vllm", right="inconclusive" if cuts else "pass")
 
+    def blocks(self):
+        """What transformers computes of families whose mixtures alone dsmoe does, right and with planted mistakes."""
+        os.makedirs(self.at("blocks"))
+        fixtures = os.path.join(FIXTURES, "blocks")
+        self.run(sys.executable, os.path.join(os.path.dirname(FIXTURES), "scripts", "engines_server.py"), "blocks", fixtures, "blocks",
+                 env={"PYTHONPATH": self.work})
+        for name in sorted(os.listdir(self.at("blocks"))):
+            family, _, fault = next((p for p in (name.rpartition("-"),) if p[2] in ("scale", "shared")), (name, "", ""))
+            stage = {"scale": "mlp.gate.topk_weight", "shared": "mlp.shared_experts.output"}.get(fault)
+            self.judge(os.path.join(fixtures, family, "checkpoint"), self.at("blocks", name), f"transformers {family} {fault}".strip(), None,
+                       fails=bool(fault), stage=stage)
+
     def refused(self):
         """Recorders without their engine, and under the name of what they import, say so in one line."""
         for engine, file, said in (("mlx", "trace_mlx.py", "pip install mlx-lm"), ("torch", "dsmoe_trace.py", "the engine's own Python"),
@@ -251,6 +265,7 @@ def main(work, *selected):
             e.torch(model)
     if not selected:
         e.refused()
+        e.blocks()
         for name, engine in SERVED.items():
             e.server(name, *engine)
         for name, how in DUMPED.items():

@@ -2,11 +2,14 @@
 decode steps with the engine's cache.
 
     python scripts/engines_server.py vllm|sglang|torch CHECKPOINT PACK [FAULT]
+    python scripts/engines_server.py blocks FIXTURES PACKS
 
 With vLLM FAULT is its dtype (default float32), else it is planted: newest in SGLang (decode steps leave out the newest key); in transformers position (decode steps begin at
 position 0 again) and stale (the keys of a prefix lie in the wrong order). SGLang's "faults" dumper and passes are none: PACK is
 what SGLang dumps by itself, in either format, of layer 1 alone with passes; beside it are the choices of experts that it
-returned, and their tokens. Needs what scripts/requirements-servers.txt installs; the
+returned, and their tokens. blocks records, of each of fixtures/blocks of which this transformers has the class, a prompt: as
+PACKS/NAME, and as PACKS/NAME-scale and NAME-shared with weights of experts that are a quarter larger, and without shared
+experts. Needs what scripts/requirements-servers.txt installs; the
 recorder is what `dsmoe trace-script torch` prints, as dsmoe_trace.py in PYTHONPATH."""
 import json
 import os
@@ -145,5 +148,34 @@ def transformers(checkpoint, pack, fault=""):
             out = model(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, position_ids=positions)
 
 
+def blocks(fixtures, packs):
+    """Families of which dsmoe computes the mixtures alone, right and with a mistake."""
+    import torch
+    import transformers as package
+
+    from dsmoe_trace import record
+    for name in sorted(os.listdir(fixtures)):
+        checkpoint = os.path.join(fixtures, name, "checkpoint")
+        with open(os.path.join(checkpoint, "config.json"), encoding="utf-8") as f:
+            cls = getattr(package, json.load(f)["architectures"][0], None)
+        if cls is None:
+            continue
+        model = cls.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        tokens = [np.random.default_rng(0).integers(2, model.config.get_text_config().vocab_size, size=20).tolist()]
+        record(model, os.path.join(packs, name), tokens)
+        faults = {"scale": [], "shared": []}
+        for path, module in model.named_modules():
+            if path.endswith((".gate", ".router")) and not isinstance(module, torch.nn.Linear):
+                faults["scale"].append((module, lambda m, args, out: (out[0], out[1] * 1.25, out[2])))
+            if path.endswith((".shared_expert", ".shared_experts")):
+                faults["shared"].append((module, lambda m, args, out: torch.zeros_like(out)))
+        for fault, planted in faults.items():
+            hooks = [module.register_forward_hook(hook) for module, hook in planted]
+            if planted:
+                record(model, os.path.join(packs, f"{name}-{fault}"), tokens)
+            for hook in hooks:
+                hook.remove()
+
+
 if __name__ == "__main__":
-    {"vllm": vllm, "sglang": sglang, "torch": transformers}[sys.argv[1]](*sys.argv[2:])
+    {"vllm": vllm, "sglang": sglang, "torch": transformers, "blocks": blocks}[sys.argv[1]](*sys.argv[2:])

@@ -98,9 +98,9 @@ class Pack:
 
 # Modules whose output, or input, is a stage of a pack; other recorders than llama.cpp's take stages by modules.
 MODULE = re.compile(
-    r"model\.(embed_tokens|norm)|lm_head|model\.layers\.\d+(\.(input_layernorm|post_attention_layernorm|(pre|post)_(mlp|feedforward)_layernorm"
+    r"model\.(embed_tokens|norm)|lm_head|model\.layers\.\d+(\.(norm|input_layernorm|post_attention_layernorm(\.0)?|(pre|post)_(mlp|feedforward)_layernorm"
     r"|self_attn(\.(q_proj|k_proj|v_proj|q_a_proj|q_a_layernorm|q_b_proj|kv_a_proj_with_mqa|kv_a_layernorm|kv_b_proj|o_proj"
-    r"|indexer\.(wq_b|wk|k_norm|weights_proj)))?|mlp(\.(shared_experts))?(\.(gate_proj|up_proj))?|mlp\.(experts|shared_expert_gate)))?")
+    r"|indexer\.(wq_b|wk|k_norm|weights_proj)))?|mlp(\.(shared_experts))?(\.(gate_proj|up_proj))?|mlp\.(experts|shared_expert_gate|fc[12]_latent_proj)))?")
 GIVEN = re.compile(r"model\.layers\.\d+\.(self_attn\.o_proj|mlp\.(shared_experts\.)?down_proj)")
 
 

@@ -60,11 +60,15 @@ NAMES = {"megatron": [
     (r"\.linear_q_proj$", ".q_proj"), (r"\.linear_q_down_proj$", ".q_a_proj"), (r"\.linear_q_up_proj$", ".q_b_proj"),
     (r"\.q_layernorm$", ".q_a_layernorm"), (r"\.linear_kv_down_proj$", ".kv_a_proj_with_mqa"), (r"\.linear_kv_up_proj$", ".kv_b_proj"),
     (r"\.kv_layernorm$", ".kv_a_layernorm"), (r"\.linear_proj$", ".o_proj"), (r"\.linear_fc1$", ".gate_up_proj"), (r"\.linear_fc2$", ".down_proj")]}
-# Models of which dsmoe computes the MLPs alone, by model_type: the norm before an MLP. Of these nothing else is recorded.
-BLOCKS = {"afmoe": "pre_mlp_layernorm", "beam": "pre_feedforward_layernorm", **dict.fromkeys([
-    "kimi_linear", "bailing_hybrid", "mimo_v2_flash", "qwen3_next", "flint", "axk2", "mistral4", "laguna", "hy_v4", "qwen3_5_moe_text", "lara_mini",
-    "dots3_note_text", "minimax_m3_vl_text", "kolibri1"], "post_attention_layernorm")}
-PARTS = [(r"\.word_embeddings$", ".embed_tokens"), (r"\.block_sparse_moe", ".mlp"), (r"\.mlp\.router$", ".mlp.gate"),
+# Models of which dsmoe computes the MLPs alone, by model_type without "_text": the norm before an MLP. Of these nothing else
+# is recorded.
+BLOCKS = {"afmoe": "pre_mlp_layernorm", "beam": "pre_feedforward_layernorm", "longcat_flash": "post_attention_layernorm.0", "nemotron_h": "norm",
+          **dict.fromkeys([
+              "kimi_linear", "bailing_hybrid", "mimo_v2_flash", "qwen3_next", "flint", "axk2", "mistral4", "laguna", "hy_v4", "qwen3_5_moe",
+              "lara_mini", "dots3_note", "minimax_m3_vl", "kolibri1", "glm5_next", "mistral_large4", "step3p5", "step3p7"],
+              "post_attention_layernorm")}
+PARTS = [(r"\.language_model\.layers\.", ".layers."), (r"\.(?:word_embeddings|embeddings|language_model\.embed_tokens)$", ".embed_tokens"),
+         (r"(?<=\d)\.(?:block_sparse_moe|mixer)(?=$|\.)", ".mlp"), (r"\.mlp\.router$", ".mlp.gate"),
          (r"\.mlp\.shared_expert(?=$|\.)", ".mlp.shared_experts")]  # names of theirs
 EAGER = {"torch": "without torch.compile", "vllm": "with enforce_eager=True", "megatron": "without CUDA graphs",
          "sglang": "with --disable-cuda-graph and without --enable-torch-compile"}
@@ -100,10 +104,11 @@ class Recorder:
         self.runner = model if hasattr(model, "execute_model") else None
         self.model = model if self.runner is None else getattr(model, "model", None)
         self.engine, self.layout, self.router = engine, LAYOUTS[engine], stages == "router"
-        self.config = config or config_of(self.model)
-        if not isinstance(self.config, dict) or "num_hidden_layers" not in self.config:
+        self.whole = config or config_of(self.model)
+        self.config = language_config(self.whole)
+        if not isinstance(self.config, dict) or "vocab_size" not in self.config:
             raise Trouble("config: config.json of the checkpoint expected, as a dict")
-        self.norm = BLOCKS.get(self.config.get("model_type"))
+        self.norm = BLOCKS.get((self.config.get("model_type") or self.whole.get("model_type", "")).removesuffix("_text"))
         self.tokens = None if tokens is None else [[int(t) for t in row] for row in tokens]
         if self.tokens is not None and not (self.tokens and all(self.tokens)):
             raise Trouble("tokens: lists of ids expected")
@@ -120,6 +125,10 @@ class Recorder:
     def install(self):
         """Installs the hooks. No hook raises: the first trouble is kept for close()."""
         modules = dict(self.model.named_modules())
+        if self.norm:
+            layers = [m[1] for path, mlp in modules.items() if (m := re.fullmatch(r"model\.layers\.(\d+)\.mlp", self.named(path) or ""))
+                      and (hasattr(mlp, "experts") or hasattr(mlp, "down_proj"))]  # a mixer may be attention
+            self.of_mlp = re.compile(rf"model\.layers\.({'|'.join(layers)})\.(mlp|{re.escape(self.norm)}|post_(mlp|feedforward)_layernorm)\.")
         root = next((path.rpartition(".")[0] for path in modules if self.named(path) == "model.embed_tokens"), "")
         for module in {id(m): m for m in (self.model, modules[root])}.values():
             self.undo.append(module.register_forward_pre_hook(self.safely(self.enter), with_kwargs=True).remove)
@@ -304,7 +313,7 @@ class Recorder:
         """Takes the residual stream that a norm has added up: what the layer before gave."""
         if name.endswith(".input_layernorm"):
             self.module(f"model.layers.{int(name.split('.')[2]) - 1}", summed)
-        elif name == "model.norm":
+        elif name == "model.norm" and not self.norm:
             self.module(f"model.layers.{self.config['num_hidden_layers'] - 1}", summed)
 
     def gate(self, name, out):
@@ -326,6 +335,7 @@ class Recorder:
             return
         self.step.routed.add(name)
         experts = self.config.get("n_routed_experts") or self.config.get("num_experts") or self.config.get("num_local_experts")
+        experts = experts and experts + (self.config.get("zero_expert_num") or 0)
         seen = self.step.flat(chosen)
         if experts and seen is not None and ((seen < 0) | (seen >= experts))[self.step.real].any():
             raise Trouble(f"{name}: an expert that is not one of {experts}: shared experts as routed ones, or experts in other places than "
@@ -362,7 +372,7 @@ class Recorder:
 
     def take(self, name, t, rows=None):
         """Takes a tensor with a row for each token of the step, or for those of the given rows."""
-        if self.step is None or t is None or self.norm and not re.match(rf"model\.layers\.\d+\.(mlp|{self.norm}|post_(mlp|feedforward)_layernorm)\.", name):
+        if self.step is None or t is None or self.norm and not self.of_mlp.match(name):
             return
         if rows is None or rows == self.step.all:
             flat, given, rows = self.step.flat(t), rows, None
@@ -497,13 +507,13 @@ class Recorder:
         recorded = f"forward hooks, {plural(len(self.rows.counts), 'step')} of {plural(len(layout.requests), 'request')}"
         manifest = {"reference": {"kind": "engine", "name": self.engine, "version": self.version, "device": self.device,
                                   "recorded": recorded + (f"; {', '.join(kinds)} lack rows" if kinds else "")},
-                    "compute_dtype": DTYPES[self.dtype], "config": json.loads(json.dumps(self.config, default=str)), "steps": steps}
+                    "compute_dtype": DTYPES[self.dtype], "config": json.loads(json.dumps(self.whole, default=str)), "steps": steps}
         if self.device == "cpu":
             manifest["reference"]["precision"] = {"float32_matmul_precision": float32_precision()}
         if self.dtype != torch.float32 and (kept := self.kept()) is not None:
             manifest["kept_float32"] = kept
         if self.norm:
-            norms = filter(None, (re.fullmatch(rf"model\.layers\.(\d+)\.{self.norm}\.output", name) for name in self.pack.tensors))
+            norms = filter(None, (re.fullmatch(rf"model\.layers\.(\d+)\.{re.escape(self.norm)}\.output", name) for name in self.pack.tensors))
             manifest["block"] = {"layers": sorted(int(m[1]) for m in norms), "input": self.norm + ".output"}
         if self.router:
             manifest["partial"] = "router only"
@@ -599,6 +609,11 @@ def config_of(model):
         with open(path, encoding="utf-8") as f:
             return json.load(f)
     return config.to_dict() if hasattr(config, "to_dict") else config
+
+
+def language_config(config):
+    """The language model's part of a config."""
+    return next((config[key] for key in ("text_config", "language_config") if isinstance(config, dict) and config.get(key)), config)
 
 
 def float32_precision():
