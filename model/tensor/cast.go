@@ -42,7 +42,7 @@ func (c *Cast) Convert(dst, src []byte) (lost Loss) {
 	from, _ := c.From.Format()
 	to, _ := c.To.Format()
 	n := min(piece, len(src)/from.Size())
-	wide, back := make([]float32, n), make([]float32, n)
+	wide := make([]float32, n)
 	for len(src) >= from.Size() {
 		wide = wide[:min(len(wide), len(src)/from.Size())]
 		n, m := len(wide)*to.Size(), len(wide)*from.Size()
@@ -52,7 +52,7 @@ func (c *Cast) Convert(dst, src []byte) (lost Loss) {
 		if to == kernel.F32 { // which every number of 16 bits is
 			lost.NotFinite += NotFinite(src[:m], c.From)
 		} else {
-			lost.narrowed(back[:len(wide)], dst[:n], wide, to)
+			lost.narrowed(dst[:n], to, wide)
 		}
 		if lost.NotFinite > before { // every NaN again by the definition, which keeps payloads
 			for i := range wide {

@@ -80,7 +80,7 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, grid Grid) (los
 	to, _ := q.To.Format()
 	size := to.Size()
 	most := min(piece, b.Cols, len(dst)/size)
-	var wide, back []float32
+	var wide []float32
 	known := make([]lossy, len(grid.Scales))
 	for len(dst) > 0 {
 		row, col, n := b.run(at, min(most, len(dst)/size))
@@ -96,13 +96,12 @@ func (q *Dequantiser) Convert(dst, src []byte, at int, b Blocks, grid Grid) (los
 			}
 		}
 		if wide == nil {
-			wide, back = make([]float32, most), make([]float32, most)
+			wide = make([]float32, most)
 		}
 		kernel.WidenBlocks(wide[:n], src, codes, g.Scales, g.Zeros, b.BlockCols)
 		kernel.Narrow(dst, wide[:n], to)
-		kernel.Widen(back[:n], dst, to)
 		switch {
-		case byElement || lost.cast(back[:n], wide[:n], to):
+		case byElement || lost.cast(dst[:n*size], to, wide[:n]):
 			b.runs(col, n, func(i, j, block int) { lost.scaled(dst[i*size:j*size], to, q.From, src, i, s.From(block)) })
 		case q.To == F32:
 			b.runs(col, n, func(i, j, block int) { lost.Rounded += q.products(src, i, j, s.From(block)) })

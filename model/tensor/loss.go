@@ -60,19 +60,16 @@ func (l Loss) Exact() bool {
 	return l.Rounded+l.Denormal+l.Flushed+l.Overflow+l.NotFinite+l.Replaced == 0
 }
 
-// leastNormal holds the least normal number of each dtype.
-var leastNormal = [...]float32{kernel.F32: 0x1p-126, kernel.F16: 0x1p-14, kernel.BF16: 0x1p-126}
-
 const (
 	magnitudeBits = 1<<31 - 1
 	infinityBits  = 0x7f800000
 )
 
-// cast counts what x lost when they became elements of format to, which stand for y. All is
-// counted but what is infinite or NaN: whether there is any, of which the source may have been so.
-func (l *Loss) cast(y, x []float32, to kernel.Format) (infinite bool) {
+// cast counts what x lost when they became dst, of format to. All is counted but what is infinite or NaN: whether there is
+// any, of which the source may have been so.
+func (l *Loss) cast(dst []byte, to kernel.Format, x []float32) (infinite bool) {
 	var n kernel.Losses
-	if n.Count(y, x, leastNormal[to]); n.Infinite > 0 {
+	if n.Count(dst, to, x); n.Infinite > 0 {
 		return true
 	}
 	l.Flushed += int64(n.Zero)
@@ -81,13 +78,13 @@ func (l *Loss) cast(y, x []float32, to kernel.Format) (infinite bool) {
 	return false
 }
 
-// narrowed counts what x lost when they became dst, of format to. y is memory for what that
-// stands for.
-func (l *Loss) narrowed(y []float32, dst []byte, x []float32, to kernel.Format) {
-	kernel.Widen(y, dst, to)
-	if !l.cast(y, x, to) {
+// narrowed counts what x lost when they became dst, of format to.
+func (l *Loss) narrowed(dst []byte, to kernel.Format, x []float32) {
+	if !l.cast(dst, to, x) {
 		return
 	}
+	y := make([]float32, len(x))
+	kernel.Widen(y, dst, to)
 	for i, v := range x {
 		l.element(y[i], v, to)
 	}
@@ -110,7 +107,7 @@ func (l *Loss) element(y, x float32, to kernel.Format) {
 
 // rounded counts a number x that is rounded to another one of format to, which is not zero.
 func (l *Loss) rounded(x float32, to kernel.Format) {
-	if abs32(x) < leastNormal[to] {
+	if abs32(x) < to.LeastNormal() {
 		l.Denormal++
 		return
 	}

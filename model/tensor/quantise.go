@@ -174,11 +174,10 @@ func (l *Loss) measure(y, x []float32, s *kernel.BlockSums) {
 // rounding to nearest, ties to even, and counts what is lost.
 func DequantiseBlocks(dst, src []byte, from, to DType) (lost Loss) {
 	f, _ := to.Format()
-	var back [piece]float32
 	from.eachDecoded(src, func(x []float32) {
 		out := dst[:to.Bytes(int64(len(x)))]
 		kernel.Narrow(out, x, f)
-		lost.narrowed(back[:len(x)], out, x, f)
+		lost.narrowed(out, f, x)
 		dst = dst[len(out):]
 	})
 	return lost

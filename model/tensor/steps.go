@@ -74,7 +74,7 @@ func (r Rounding) HalfSteps(dst []float32, t Tensor) []float32 {
 	if f, _ := t.DType.Format(); r.Denormals {
 		values, _ := t.Float32s(nil) // of F16 or BF16
 		for i, v := range values {
-			if abs32(v) > leastNormal[f] {
+			if abs32(v) > f.LeastNormal() {
 				dst[n+i] = 0
 			}
 		}

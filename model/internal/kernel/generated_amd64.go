@@ -554,10 +554,70 @@ func avx512Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) 
 //go:noescape
 func avx2Patterns(patterns *uint16, codes *byte, out *byte, n int, block int) uint32
 
-// avx2Losses is lossesPortable.
+// avx512LossesF32 is a lossesKernel.
 //
 //go:noescape
-func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
+func avx512LossesF32(sums *uint32, out *byte, x *float32, n int)
+
+// avx512LossesF16 is a lossesKernel.
+//
+//go:noescape
+func avx512LossesF16(sums *uint32, out *byte, x *float32, n int)
+
+// avx512LossesBF16 is a lossesKernel.
+//
+//go:noescape
+func avx512LossesBF16(sums *uint32, out *byte, x *float32, n int)
+
+// avx2LossesF32 is a lossesKernel.
+//
+//go:noescape
+func avx2LossesF32(sums *uint32, out *byte, x *float32, n int)
+
+// avx2LossesF16 is a lossesKernel.
+//
+//go:noescape
+func avx2LossesF16(sums *uint32, out *byte, x *float32, n int)
+
+// avx2LossesBF16 is a lossesKernel.
+//
+//go:noescape
+func avx2LossesBF16(sums *uint32, out *byte, x *float32, n int)
+
+// avx512PlainF32F32 is a plainKernel.
+//
+//go:noescape
+func avx512PlainF32F32(out *byte, src *byte, n int) int
+
+// avx512PlainF32F16 is a plainKernel.
+//
+//go:noescape
+func avx512PlainF32F16(out *byte, src *byte, n int) int
+
+// avx512PlainF32BF16 is a plainKernel.
+//
+//go:noescape
+func avx512PlainF32BF16(out *byte, src *byte, n int) int
+
+// avx512PlainF16BF16 is a plainKernel.
+//
+//go:noescape
+func avx512PlainF16BF16(out *byte, src *byte, n int) int
+
+// avx512PlainF16F32 is a plainKernel.
+//
+//go:noescape
+func avx512PlainF16F32(out *byte, src *byte, n int) int
+
+// avx512PlainBF16F16 is a plainKernel.
+//
+//go:noescape
+func avx512PlainBF16F16(out *byte, src *byte, n int) int
+
+// avx512PlainBF16F32 is a plainKernel.
+//
+//go:noescape
+func avx512PlainBF16F32(out *byte, src *byte, n int) int
 
 // avx2PlainF32F32 is a plainKernel.
 //

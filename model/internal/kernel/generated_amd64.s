@@ -15229,82 +15229,843 @@ some:
 	VZEROUPPER
 	RET
 
-// func avx2Losses(sums *uint32, y *float32, x *float32, n int, least uint32)
-// Requires: AVX, AVX2
-TEXT ·avx2Losses(SB), NOSPLIT, $0-36
-	MOVQ         sums+0(FP), AX
-	MOVQ         y+8(FP), BX
-	MOVQ         x+16(FP), DX
+// func avx512LossesF32(sums *uint32, out *byte, x *float32, n int)
+// Requires: AVX, AVX2, AVX512F
+TEXT ·avx512LossesF32(SB), NOSPLIT, $0-32
+	MOVQ         sums+0(FP), SI
+	MOVQ         out+8(FP), AX
+	MOVQ         x+16(FP), BX
 	MOVQ         n+24(FP), CX
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x00800000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Z5
+	MOVL         $0x7f7fffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Z7
+	VPXORD       Z0, Z0, Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z8, Z8, Z8
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VMOVUPS   (AX), Z10
+	VPANDD    (BX), Z4, Z9
+	VPANDD    Z10, Z4, Z10
+	VPCMPUD   $0x04, Z9, Z10, K1
+	VPCMPUD   $0x01, Z5, Z9, K1, K2
+	VPTESTNMD Z10, Z10, K1, K3
+	VPCMPUD   $0x06, Z6, Z10, K4
+	VPADDD    Z7, Z0, K1, Z0
+	VPADDD    Z7, Z1, K2, Z1
+	VPADDD    Z7, Z2, K3, Z2
+	VPADDD    Z7, Z3, K4, Z3
+	ADDQ      $0x40, BX
+	ADDQ      $0x40, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VEXTRACTI64X4 $0x01, Z0, Y12
+	VPADDD        Y12, Y0, Y0
+	VEXTRACTI128  $0x01, Y0, X12
+	VPADDD        X12, X0, X0
+	VPSHUFD       $0x4e, X0, X12
+	VPADDD        X12, X0, X0
+	VPSHUFD       $0xb1, X0, X12
+	VPADDD        X12, X0, X0
+	VMOVD         X0, DX
+	MOVL          DX, (SI)
+	VEXTRACTI64X4 $0x01, Z1, Y12
+	VPADDD        Y12, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X12
+	VPADDD        X12, X1, X1
+	VPSHUFD       $0x4e, X1, X12
+	VPADDD        X12, X1, X1
+	VPSHUFD       $0xb1, X1, X12
+	VPADDD        X12, X1, X1
+	VMOVD         X1, DX
+	MOVL          DX, 4(SI)
+	VEXTRACTI64X4 $0x01, Z2, Y12
+	VPADDD        Y12, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X12
+	VPADDD        X12, X2, X2
+	VPSHUFD       $0x4e, X2, X12
+	VPADDD        X12, X2, X2
+	VPSHUFD       $0xb1, X2, X12
+	VPADDD        X12, X2, X2
+	VMOVD         X2, DX
+	MOVL          DX, 8(SI)
+	VEXTRACTI64X4 $0x01, Z3, Y12
+	VPADDD        Y12, Y3, Y3
+	VEXTRACTI128  $0x01, Y3, X12
+	VPADDD        X12, X3, X3
+	VPSHUFD       $0x4e, X3, X12
+	VPADDD        X12, X3, X3
+	VPSHUFD       $0xb1, X3, X12
+	VPADDD        X12, X3, X3
+	VMOVD         X3, DX
+	MOVL          DX, 12(SI)
+	VZEROUPPER
+	RET
+
+// func avx512LossesF16(sums *uint32, out *byte, x *float32, n int)
+// Requires: AVX, AVX2, AVX512F
+TEXT ·avx512LossesF16(SB), NOSPLIT, $0-32
+	MOVQ         sums+0(FP), SI
+	MOVQ         out+8(FP), AX
+	MOVQ         x+16(FP), BX
+	MOVQ         n+24(FP), CX
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x38800000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Z5
+	MOVL         $0x7f7fffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Z7
+	VPXORD       Z0, Z0, Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z8, Z8, Z8
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VCVTPH2PS (AX), Z10
+	VPANDD    (BX), Z4, Z9
+	VPANDD    Z10, Z4, Z10
+	VPCMPUD   $0x04, Z9, Z10, K1
+	VPCMPUD   $0x01, Z5, Z9, K1, K2
+	VPTESTNMD Z10, Z10, K1, K3
+	VPCMPUD   $0x06, Z6, Z10, K4
+	VPADDD    Z7, Z0, K1, Z0
+	VPADDD    Z7, Z1, K2, Z1
+	VPADDD    Z7, Z2, K3, Z2
+	VPADDD    Z7, Z3, K4, Z3
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VEXTRACTI64X4 $0x01, Z0, Y12
+	VPADDD        Y12, Y0, Y0
+	VEXTRACTI128  $0x01, Y0, X12
+	VPADDD        X12, X0, X0
+	VPSHUFD       $0x4e, X0, X12
+	VPADDD        X12, X0, X0
+	VPSHUFD       $0xb1, X0, X12
+	VPADDD        X12, X0, X0
+	VMOVD         X0, DX
+	MOVL          DX, (SI)
+	VEXTRACTI64X4 $0x01, Z1, Y12
+	VPADDD        Y12, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X12
+	VPADDD        X12, X1, X1
+	VPSHUFD       $0x4e, X1, X12
+	VPADDD        X12, X1, X1
+	VPSHUFD       $0xb1, X1, X12
+	VPADDD        X12, X1, X1
+	VMOVD         X1, DX
+	MOVL          DX, 4(SI)
+	VEXTRACTI64X4 $0x01, Z2, Y12
+	VPADDD        Y12, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X12
+	VPADDD        X12, X2, X2
+	VPSHUFD       $0x4e, X2, X12
+	VPADDD        X12, X2, X2
+	VPSHUFD       $0xb1, X2, X12
+	VPADDD        X12, X2, X2
+	VMOVD         X2, DX
+	MOVL          DX, 8(SI)
+	VEXTRACTI64X4 $0x01, Z3, Y12
+	VPADDD        Y12, Y3, Y3
+	VEXTRACTI128  $0x01, Y3, X12
+	VPADDD        X12, X3, X3
+	VPSHUFD       $0x4e, X3, X12
+	VPADDD        X12, X3, X3
+	VPSHUFD       $0xb1, X3, X12
+	VPADDD        X12, X3, X3
+	VMOVD         X3, DX
+	MOVL          DX, 12(SI)
+	VZEROUPPER
+	RET
+
+// func avx512LossesBF16(sums *uint32, out *byte, x *float32, n int)
+// Requires: AVX, AVX2, AVX512F
+TEXT ·avx512LossesBF16(SB), NOSPLIT, $0-32
+	MOVQ         sums+0(FP), SI
+	MOVQ         out+8(FP), AX
+	MOVQ         x+16(FP), BX
+	MOVQ         n+24(FP), CX
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	MOVL         $0x00800000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Z5
+	MOVL         $0x7f7fffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Z7
+	VPXORD       Z0, Z0, Z0
+	VPXORD       Z1, Z1, Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z8, Z8, Z8
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VPMOVZXWD (AX), Z10
+	VPSLLD    $0x10, Z10, Z10
+	VPANDD    (BX), Z4, Z9
+	VPANDD    Z10, Z4, Z10
+	VPCMPUD   $0x04, Z9, Z10, K1
+	VPCMPUD   $0x01, Z5, Z9, K1, K2
+	VPTESTNMD Z10, Z10, K1, K3
+	VPCMPUD   $0x06, Z6, Z10, K4
+	VPADDD    Z7, Z0, K1, Z0
+	VPADDD    Z7, Z1, K2, Z1
+	VPADDD    Z7, Z2, K3, Z2
+	VPADDD    Z7, Z3, K4, Z3
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VEXTRACTI64X4 $0x01, Z0, Y12
+	VPADDD        Y12, Y0, Y0
+	VEXTRACTI128  $0x01, Y0, X12
+	VPADDD        X12, X0, X0
+	VPSHUFD       $0x4e, X0, X12
+	VPADDD        X12, X0, X0
+	VPSHUFD       $0xb1, X0, X12
+	VPADDD        X12, X0, X0
+	VMOVD         X0, DX
+	MOVL          DX, (SI)
+	VEXTRACTI64X4 $0x01, Z1, Y12
+	VPADDD        Y12, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X12
+	VPADDD        X12, X1, X1
+	VPSHUFD       $0x4e, X1, X12
+	VPADDD        X12, X1, X1
+	VPSHUFD       $0xb1, X1, X12
+	VPADDD        X12, X1, X1
+	VMOVD         X1, DX
+	MOVL          DX, 4(SI)
+	VEXTRACTI64X4 $0x01, Z2, Y12
+	VPADDD        Y12, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X12
+	VPADDD        X12, X2, X2
+	VPSHUFD       $0x4e, X2, X12
+	VPADDD        X12, X2, X2
+	VPSHUFD       $0xb1, X2, X12
+	VPADDD        X12, X2, X2
+	VMOVD         X2, DX
+	MOVL          DX, 8(SI)
+	VEXTRACTI64X4 $0x01, Z3, Y12
+	VPADDD        Y12, Y3, Y3
+	VEXTRACTI128  $0x01, Y3, X12
+	VPADDD        X12, X3, X3
+	VPSHUFD       $0x4e, X3, X12
+	VPADDD        X12, X3, X3
+	VPSHUFD       $0xb1, X3, X12
+	VPADDD        X12, X3, X3
+	VMOVD         X3, DX
+	MOVL          DX, 12(SI)
+	VZEROUPPER
+	RET
+
+// func avx2LossesF32(sums *uint32, out *byte, x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2LossesF32(SB), NOSPLIT, $0-32
+	MOVQ         sums+0(FP), SI
+	MOVQ         out+8(FP), AX
+	MOVQ         x+16(FP), BX
+	MOVQ         n+24(FP), CX
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x00800000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x7f7fffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
 	VXORPS       Y0, Y0, Y0
 	VXORPS       Y1, Y1, Y1
 	VXORPS       Y2, Y2, Y2
 	VXORPS       Y3, Y3, Y3
-	VXORPS       Y11, Y11, Y11
-	VPCMPEQD     Y8, Y8, Y8
-	VPSRLD       $0x01, Y8, Y8
-	MOVL         least+32(FP), SI
-	VMOVD        SI, X9
-	VPBROADCASTD X9, Y9
-	MOVL         $0x7f7fffff, SI
-	VMOVD        SI, X10
-	VPBROADCASTD X10, Y10
-	SHRQ         $0x03, CX
+	VXORPS       Y8, Y8, Y8
+	SHRQ         $0x04, CX
 	JZ           end
 
-eight:
-	VPAND    (DX), Y8, Y4
-	VPAND    (BX), Y8, Y5
-	VPCMPEQD Y4, Y5, Y6
-	VPCMPEQD Y11, Y11, Y7
-	VPANDN   Y7, Y6, Y7
-	VPSUBD   Y7, Y0, Y0
-	VPCMPGTD Y4, Y9, Y7
-	VPANDN   Y7, Y6, Y7
-	VPSUBD   Y7, Y1, Y1
-	VPCMPEQD Y11, Y5, Y7
-	VPANDN   Y7, Y6, Y7
-	VPSUBD   Y7, Y2, Y2
-	VPCMPGTD Y10, Y5, Y7
-	VPSUBD   Y7, Y3, Y3
-	ADDQ     $0x20, DX
-	ADDQ     $0x20, BX
+block:
+	VMOVUPS  (AX), Y10
+	VPAND    (BX), Y4, Y9
+	VPAND    Y10, Y4, Y10
+	VPCMPEQD Y9, Y10, Y11
+	VPANDN   Y7, Y11, Y12
+	VPADDD   Y12, Y0, Y0
+	VPCMPGTD Y9, Y5, Y12
+	VPANDN   Y12, Y11, Y12
+	VPSUBD   Y12, Y1, Y1
+	VPCMPEQD Y8, Y10, Y12
+	VPANDN   Y12, Y11, Y12
+	VPSUBD   Y12, Y2, Y2
+	VPCMPGTD Y6, Y10, Y12
+	VPSUBD   Y12, Y3, Y3
+	VMOVUPS  32(AX), Y10
+	VPAND    32(BX), Y4, Y9
+	VPAND    Y10, Y4, Y10
+	VPCMPEQD Y9, Y10, Y11
+	VPANDN   Y7, Y11, Y12
+	VPADDD   Y12, Y0, Y0
+	VPCMPGTD Y9, Y5, Y12
+	VPANDN   Y12, Y11, Y12
+	VPSUBD   Y12, Y1, Y1
+	VPCMPEQD Y8, Y10, Y12
+	VPANDN   Y12, Y11, Y12
+	VPSUBD   Y12, Y2, Y2
+	VPCMPGTD Y6, Y10, Y12
+	VPSUBD   Y12, Y3, Y3
+	ADDQ     $0x40, BX
+	ADDQ     $0x40, AX
 	DECQ     CX
-	JNZ      eight
+	JNZ      block
 
 end:
-	VEXTRACTI128 $0x01, Y0, X7
-	VPADDD       X7, X0, X0
-	VPSHUFD      $0x4e, X0, X7
-	VPADDD       X7, X0, X0
-	VPSHUFD      $0xb1, X0, X7
-	VPADDD       X7, X0, X0
-	VMOVD        X0, SI
-	MOVL         SI, (AX)
-	VEXTRACTI128 $0x01, Y1, X7
-	VPADDD       X7, X1, X1
-	VPSHUFD      $0x4e, X1, X7
-	VPADDD       X7, X1, X1
-	VPSHUFD      $0xb1, X1, X7
-	VPADDD       X7, X1, X1
-	VMOVD        X1, SI
-	MOVL         SI, 4(AX)
-	VEXTRACTI128 $0x01, Y2, X7
-	VPADDD       X7, X2, X2
-	VPSHUFD      $0x4e, X2, X7
-	VPADDD       X7, X2, X2
-	VPSHUFD      $0xb1, X2, X7
-	VPADDD       X7, X2, X2
-	VMOVD        X2, SI
-	MOVL         SI, 8(AX)
-	VEXTRACTI128 $0x01, Y3, X7
-	VPADDD       X7, X3, X3
-	VPSHUFD      $0x4e, X3, X7
-	VPADDD       X7, X3, X3
-	VPSHUFD      $0xb1, X3, X7
-	VPADDD       X7, X3, X3
-	VMOVD        X3, SI
-	MOVL         SI, 12(AX)
+	VEXTRACTI128 $0x01, Y0, X12
+	VPADDD       X12, X0, X0
+	VPSHUFD      $0x4e, X0, X12
+	VPADDD       X12, X0, X0
+	VPSHUFD      $0xb1, X0, X12
+	VPADDD       X12, X0, X0
+	VMOVD        X0, DX
+	MOVL         DX, (SI)
+	VEXTRACTI128 $0x01, Y1, X12
+	VPADDD       X12, X1, X1
+	VPSHUFD      $0x4e, X1, X12
+	VPADDD       X12, X1, X1
+	VPSHUFD      $0xb1, X1, X12
+	VPADDD       X12, X1, X1
+	VMOVD        X1, DX
+	MOVL         DX, 4(SI)
+	VEXTRACTI128 $0x01, Y2, X12
+	VPADDD       X12, X2, X2
+	VPSHUFD      $0x4e, X2, X12
+	VPADDD       X12, X2, X2
+	VPSHUFD      $0xb1, X2, X12
+	VPADDD       X12, X2, X2
+	VMOVD        X2, DX
+	MOVL         DX, 8(SI)
+	VEXTRACTI128 $0x01, Y3, X12
+	VPADDD       X12, X3, X3
+	VPSHUFD      $0x4e, X3, X12
+	VPADDD       X12, X3, X3
+	VPSHUFD      $0xb1, X3, X12
+	VPADDD       X12, X3, X3
+	VMOVD        X3, DX
+	MOVL         DX, 12(SI)
+	VZEROUPPER
+	RET
+
+// func avx2LossesF16(sums *uint32, out *byte, x *float32, n int)
+// Requires: AVX, AVX2, F16C
+TEXT ·avx2LossesF16(SB), NOSPLIT, $0-32
+	MOVQ         sums+0(FP), SI
+	MOVQ         out+8(FP), AX
+	MOVQ         x+16(FP), BX
+	MOVQ         n+24(FP), CX
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x38800000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x7f7fffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	VXORPS       Y0, Y0, Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y8, Y8, Y8
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VCVTPH2PS (AX), Y10
+	VPAND     (BX), Y4, Y9
+	VPAND     Y10, Y4, Y10
+	VPCMPEQD  Y9, Y10, Y11
+	VPANDN    Y7, Y11, Y12
+	VPADDD    Y12, Y0, Y0
+	VPCMPGTD  Y9, Y5, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y1, Y1
+	VPCMPEQD  Y8, Y10, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y2, Y2
+	VPCMPGTD  Y6, Y10, Y12
+	VPSUBD    Y12, Y3, Y3
+	VCVTPH2PS 16(AX), Y10
+	VPAND     32(BX), Y4, Y9
+	VPAND     Y10, Y4, Y10
+	VPCMPEQD  Y9, Y10, Y11
+	VPANDN    Y7, Y11, Y12
+	VPADDD    Y12, Y0, Y0
+	VPCMPGTD  Y9, Y5, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y1, Y1
+	VPCMPEQD  Y8, Y10, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y2, Y2
+	VPCMPGTD  Y6, Y10, Y12
+	VPSUBD    Y12, Y3, Y3
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VEXTRACTI128 $0x01, Y0, X12
+	VPADDD       X12, X0, X0
+	VPSHUFD      $0x4e, X0, X12
+	VPADDD       X12, X0, X0
+	VPSHUFD      $0xb1, X0, X12
+	VPADDD       X12, X0, X0
+	VMOVD        X0, DX
+	MOVL         DX, (SI)
+	VEXTRACTI128 $0x01, Y1, X12
+	VPADDD       X12, X1, X1
+	VPSHUFD      $0x4e, X1, X12
+	VPADDD       X12, X1, X1
+	VPSHUFD      $0xb1, X1, X12
+	VPADDD       X12, X1, X1
+	VMOVD        X1, DX
+	MOVL         DX, 4(SI)
+	VEXTRACTI128 $0x01, Y2, X12
+	VPADDD       X12, X2, X2
+	VPSHUFD      $0x4e, X2, X12
+	VPADDD       X12, X2, X2
+	VPSHUFD      $0xb1, X2, X12
+	VPADDD       X12, X2, X2
+	VMOVD        X2, DX
+	MOVL         DX, 8(SI)
+	VEXTRACTI128 $0x01, Y3, X12
+	VPADDD       X12, X3, X3
+	VPSHUFD      $0x4e, X3, X12
+	VPADDD       X12, X3, X3
+	VPSHUFD      $0xb1, X3, X12
+	VPADDD       X12, X3, X3
+	VMOVD        X3, DX
+	MOVL         DX, 12(SI)
+	VZEROUPPER
+	RET
+
+// func avx2LossesBF16(sums *uint32, out *byte, x *float32, n int)
+// Requires: AVX, AVX2
+TEXT ·avx2LossesBF16(SB), NOSPLIT, $0-32
+	MOVQ         sums+0(FP), SI
+	MOVQ         out+8(FP), AX
+	MOVQ         x+16(FP), BX
+	MOVQ         n+24(FP), CX
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Y4
+	MOVL         $0x00800000, DX
+	VMOVD        DX, X5
+	VPBROADCASTD X5, Y5
+	MOVL         $0x7f7fffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X7
+	VPBROADCASTD X7, Y7
+	VXORPS       Y0, Y0, Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y8, Y8, Y8
+	SHRQ         $0x04, CX
+	JZ           end
+
+block:
+	VPMOVZXWD (AX), Y10
+	VPSLLD    $0x10, Y10, Y10
+	VPAND     (BX), Y4, Y9
+	VPAND     Y10, Y4, Y10
+	VPCMPEQD  Y9, Y10, Y11
+	VPANDN    Y7, Y11, Y12
+	VPADDD    Y12, Y0, Y0
+	VPCMPGTD  Y9, Y5, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y1, Y1
+	VPCMPEQD  Y8, Y10, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y2, Y2
+	VPCMPGTD  Y6, Y10, Y12
+	VPSUBD    Y12, Y3, Y3
+	VPMOVZXWD 16(AX), Y10
+	VPSLLD    $0x10, Y10, Y10
+	VPAND     32(BX), Y4, Y9
+	VPAND     Y10, Y4, Y10
+	VPCMPEQD  Y9, Y10, Y11
+	VPANDN    Y7, Y11, Y12
+	VPADDD    Y12, Y0, Y0
+	VPCMPGTD  Y9, Y5, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y1, Y1
+	VPCMPEQD  Y8, Y10, Y12
+	VPANDN    Y12, Y11, Y12
+	VPSUBD    Y12, Y2, Y2
+	VPCMPGTD  Y6, Y10, Y12
+	VPSUBD    Y12, Y3, Y3
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	DECQ      CX
+	JNZ       block
+
+end:
+	VEXTRACTI128 $0x01, Y0, X12
+	VPADDD       X12, X0, X0
+	VPSHUFD      $0x4e, X0, X12
+	VPADDD       X12, X0, X0
+	VPSHUFD      $0xb1, X0, X12
+	VPADDD       X12, X0, X0
+	VMOVD        X0, DX
+	MOVL         DX, (SI)
+	VEXTRACTI128 $0x01, Y1, X12
+	VPADDD       X12, X1, X1
+	VPSHUFD      $0x4e, X1, X12
+	VPADDD       X12, X1, X1
+	VPSHUFD      $0xb1, X1, X12
+	VPADDD       X12, X1, X1
+	VMOVD        X1, DX
+	MOVL         DX, 4(SI)
+	VEXTRACTI128 $0x01, Y2, X12
+	VPADDD       X12, X2, X2
+	VPSHUFD      $0x4e, X2, X12
+	VPADDD       X12, X2, X2
+	VPSHUFD      $0xb1, X2, X12
+	VPADDD       X12, X2, X2
+	VMOVD        X2, DX
+	MOVL         DX, 8(SI)
+	VEXTRACTI128 $0x01, Y3, X12
+	VPADDD       X12, X3, X3
+	VPSHUFD      $0x4e, X3, X12
+	VPADDD       X12, X3, X3
+	VPSHUFD      $0xb1, X3, X12
+	VPADDD       X12, X3, X3
+	VMOVD        X3, DX
+	MOVL         DX, 12(SI)
+	VZEROUPPER
+	RET
+
+// func avx512PlainF32F32(out *byte, src *byte, n int) int
+// Requires: AVX, AVX512F
+TEXT ·avx512PlainF32F32(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x00000000, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VMOVUPS  (BX), Z5
+	VMOVUPS  (AX), Z6
+	VPSUBD   Z6, Z5, Z5
+	VPCMPUD  $0x05, Z3, Z5, K1
+	KORTESTW K1, K1
+	JNZ      end
+	ADDQ     $0x40, BX
+	ADDQ     $0x40, AX
+	ADDQ     $0x10, SI
+	CMPQ     SI, CX
+	JNE      block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx512PlainF32F16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX512F
+TEXT ·avx512PlainF32F16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x00001000, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00002001, DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VMOVUPS   (BX), Z5
+	VCVTPH2PS (AX), Z6
+	VPSUBD    Z6, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPCMPUD   $0x05, Z3, Z5, K1
+	VPADDD    Z6, Z6, Z6
+	VPCMPUD   $0x05, Z4, Z6, K2
+	KORW      K2, K1, K1
+	KORTESTW  K1, K1
+	JNZ       end
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx512PlainF32BF16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX512F
+TEXT ·avx512PlainF32BF16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x00008000, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00010001, DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VMOVUPS   (BX), Z5
+	VPMOVZXWD (AX), Z6
+	VPSLLD    $0x10, Z6, Z6
+	VPSUBD    Z6, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPCMPUD   $0x05, Z3, Z5, K1
+	VPADDD    Z6, Z6, Z6
+	VPCMPUD   $0x05, Z4, Z6, K2
+	KORW      K2, K1, K1
+	KORTESTW  K1, K1
+	JNZ       end
+	ADDQ      $0x40, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx512PlainF16BF16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX512F
+TEXT ·avx512PlainF16BF16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x00008000, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00010001, DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VCVTPH2PS (BX), Z5
+	VPMOVZXWD (AX), Z6
+	VPSLLD    $0x10, Z6, Z6
+	VPSUBD    Z6, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPCMPUD   $0x05, Z3, Z5, K1
+	VPADDD    Z6, Z6, Z6
+	VPCMPUD   $0x05, Z4, Z6, K2
+	KORW      K2, K1, K1
+	KORTESTW  K1, K1
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx512PlainF16F32(out *byte, src *byte, n int) int
+// Requires: AVX, AVX512F
+TEXT ·avx512PlainF16F32(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x00000000, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VCVTPH2PS (BX), Z5
+	VMOVUPS   (AX), Z6
+	VPSUBD    Z6, Z5, Z5
+	VPCMPUD   $0x05, Z3, Z5, K1
+	VPADDD    Z6, Z6, Z6
+	VPCMPUD   $0x05, Z4, Z6, K2
+	KORW      K2, K1, K1
+	KORTESTW  K1, K1
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx512PlainBF16F16(out *byte, src *byte, n int) int
+// Requires: AVX, AVX512F
+TEXT ·avx512PlainBF16F16(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x00001000, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00002001, DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VPMOVZXWD (BX), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VCVTPH2PS (AX), Z6
+	VPSUBD    Z6, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPCMPUD   $0x05, Z3, Z5, K1
+	VPADDD    Z6, Z6, Z6
+	VPCMPUD   $0x05, Z4, Z6, K2
+	KORW      K2, K1, K1
+	KORTESTW  K1, K1
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x20, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func avx512PlainBF16F32(out *byte, src *byte, n int) int
+// Requires: AVX, AVX512F
+TEXT ·avx512PlainBF16F32(SB), NOSPLIT, $0-32
+	MOVQ         out+0(FP), AX
+	MOVQ         src+8(FP), BX
+	MOVQ         n+16(FP), CX
+	XORQ         SI, SI
+	MOVL         $0x00000000, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Z2
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Z3
+	MOVL         $0xff000000, DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Z4
+	CMPQ         SI, CX
+	JE           end
+
+block:
+	VPMOVZXWD (BX), Z5
+	VPSLLD    $0x10, Z5, Z5
+	VMOVUPS   (AX), Z6
+	VPSUBD    Z6, Z5, Z5
+	VPCMPUD   $0x05, Z3, Z5, K1
+	KORTESTW  K1, K1
+	JNZ       end
+	ADDQ      $0x20, BX
+	ADDQ      $0x40, AX
+	ADDQ      $0x10, SI
+	CMPQ      SI, CX
+	JNE       block
+
+end:
+	MOVQ SI, ret+24(FP)
 	VZEROUPPER
 	RET
 
@@ -15315,32 +16076,28 @@ TEXT ·avx2PlainF32F32(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	XORQ         SI, SI
-	MOVL         $0xff000000, DX
+	MOVL         $0x00000000, DX
 	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x00000000, DX
+	MOVL         $0x00000001, DX
 	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00000001, DX
+	MOVL         $0xff000000, DX
 	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	CMPQ         SI, CX
 	JE           end
 
 block:
-	VXORPS   Y0, Y0, Y0
-	VMOVDQU  (BX), Y5
-	VMOVDQU  (AX), Y6
+	VMOVUPS  (BX), Y5
+	VMOVUPS  (AX), Y6
 	VPSUBD   Y6, Y5, Y5
-	VPADDD   Y3, Y5, Y5
-	VPMAXUD  Y4, Y5, Y1
-	VPCMPEQD Y5, Y1, Y1
-	VPOR     Y1, Y0, Y0
-	VMOVDQU  32(BX), Y5
-	VMOVDQU  32(AX), Y6
+	VPMAXUD  Y3, Y5, Y1
+	VPCMPEQD Y5, Y1, Y0
+	VMOVUPS  32(BX), Y5
+	VMOVUPS  32(AX), Y6
 	VPSUBD   Y6, Y5, Y5
-	VPADDD   Y3, Y5, Y5
-	VPMAXUD  Y4, Y5, Y1
+	VPMAXUD  Y3, Y5, Y1
 	VPCMPEQD Y5, Y1, Y1
 	VPOR     Y1, Y0, Y0
 	VPTEST   Y0, Y0
@@ -15363,49 +16120,39 @@ TEXT ·avx2PlainF32F16(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	XORQ         SI, SI
-	MOVL         $0xff000000, DX
+	MOVL         $0x00001000, DX
 	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x00001000, DX
+	MOVL         $0x00002001, DX
 	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00002001, DX
+	MOVL         $0xff000000, DX
 	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	CMPQ         SI, CX
 	JE           end
 
 block:
-	VXORPS    Y0, Y0, Y0
-	VMOVDQU   (BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
+	VMOVUPS   (BX), Y5
 	VCVTPH2PS (AX), Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
-	VPCMPEQD  Y5, Y1, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
+	VPCMPEQD  Y5, Y1, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
-	VMOVDQU   32(BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
+	VMOVUPS   32(BX), Y5
 	VCVTPH2PS 16(AX), Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
 	VPCMPEQD  Y5, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VPTEST    Y0, Y0
 	JNZ       end
@@ -15427,51 +16174,41 @@ TEXT ·avx2PlainF32BF16(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	XORQ         SI, SI
-	MOVL         $0xff000000, DX
+	MOVL         $0x00008000, DX
 	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x00008000, DX
+	MOVL         $0x00010001, DX
 	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00010001, DX
+	MOVL         $0xff000000, DX
 	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	CMPQ         SI, CX
 	JE           end
 
 block:
-	VXORPS    Y0, Y0, Y0
-	VMOVDQU   (BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
+	VMOVUPS   (BX), Y5
 	VPMOVZXWD (AX), Y6
 	VPSLLD    $0x10, Y6, Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
-	VPCMPEQD  Y5, Y1, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
+	VPCMPEQD  Y5, Y1, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
-	VMOVDQU   32(BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
+	VMOVUPS   32(BX), Y5
 	VPMOVZXWD 16(AX), Y6
 	VPSLLD    $0x10, Y6, Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
 	VPCMPEQD  Y5, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VPTEST    Y0, Y0
 	JNZ       end
@@ -15493,51 +16230,41 @@ TEXT ·avx2PlainF16BF16(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	XORQ         SI, SI
-	MOVL         $0xff000000, DX
+	MOVL         $0x00008000, DX
 	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x00008000, DX
+	MOVL         $0x00010001, DX
 	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00010001, DX
+	MOVL         $0xff000000, DX
 	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	CMPQ         SI, CX
 	JE           end
 
 block:
-	VXORPS    Y0, Y0, Y0
 	VCVTPH2PS (BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPMOVZXWD (AX), Y6
 	VPSLLD    $0x10, Y6, Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
-	VPCMPEQD  Y5, Y1, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
+	VPCMPEQD  Y5, Y1, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VCVTPH2PS 16(BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPMOVZXWD 16(AX), Y6
 	VPSLLD    $0x10, Y6, Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
 	VPCMPEQD  Y5, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VPTEST    Y0, Y0
 	JNZ       end
@@ -15559,41 +16286,37 @@ TEXT ·avx2PlainF16F32(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	XORQ         SI, SI
-	MOVL         $0xff000000, DX
+	MOVL         $0x00000000, DX
 	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x00000000, DX
+	MOVL         $0x00000001, DX
 	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00000001, DX
+	MOVL         $0xff000000, DX
 	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	CMPQ         SI, CX
 	JE           end
 
 block:
-	VXORPS    Y0, Y0, Y0
 	VCVTPH2PS (BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
-	VMOVDQU   (AX), Y6
+	VMOVUPS   (AX), Y6
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
-	VPCMPEQD  Y5, Y1, Y1
+	VPMAXUD   Y3, Y5, Y1
+	VPCMPEQD  Y5, Y1, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VCVTPH2PS 16(BX), Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
-	VMOVDQU   32(AX), Y6
+	VMOVUPS   32(AX), Y6
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
+	VPMAXUD   Y3, Y5, Y1
 	VPCMPEQD  Y5, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VPTEST    Y0, Y0
 	JNZ       end
@@ -15615,51 +16338,41 @@ TEXT ·avx2PlainBF16F16(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	XORQ         SI, SI
-	MOVL         $0xff000000, DX
+	MOVL         $0x00001000, DX
 	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x00001000, DX
+	MOVL         $0x00002001, DX
 	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00002001, DX
+	MOVL         $0xff000000, DX
 	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	CMPQ         SI, CX
 	JE           end
 
 block:
-	VXORPS    Y0, Y0, Y0
 	VPMOVZXWD (BX), Y5
 	VPSLLD    $0x10, Y5, Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VCVTPH2PS (AX), Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
-	VPCMPEQD  Y5, Y1, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
+	VPCMPEQD  Y5, Y1, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VPMOVZXWD 16(BX), Y5
 	VPSLLD    $0x10, Y5, Y5
-	VPADDD    Y5, Y5, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VCVTPH2PS 16(AX), Y6
-	VPADDD    Y6, Y6, Y7
-	VPMAXUD   Y2, Y7, Y1
-	VPCMPEQD  Y7, Y1, Y1
-	VPOR      Y1, Y0, Y0
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
+	VPADDD    Y2, Y5, Y5
+	VPMAXUD   Y3, Y5, Y1
 	VPCMPEQD  Y5, Y1, Y1
+	VPOR      Y1, Y0, Y0
+	VPADDD    Y6, Y6, Y6
+	VPMAXUD   Y4, Y6, Y1
+	VPCMPEQD  Y6, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VPTEST    Y0, Y0
 	JNZ       end
@@ -15681,34 +16394,30 @@ TEXT ·avx2PlainBF16F32(SB), NOSPLIT, $0-32
 	MOVQ         src+8(FP), BX
 	MOVQ         n+16(FP), CX
 	XORQ         SI, SI
-	MOVL         $0xff000000, DX
+	MOVL         $0x00000000, DX
 	VMOVD        DX, X2
 	VPBROADCASTD X2, Y2
-	MOVL         $0x00000000, DX
+	MOVL         $0x00000001, DX
 	VMOVD        DX, X3
 	VPBROADCASTD X3, Y3
-	MOVL         $0x00000001, DX
+	MOVL         $0xff000000, DX
 	VMOVD        DX, X4
 	VPBROADCASTD X4, Y4
 	CMPQ         SI, CX
 	JE           end
 
 block:
-	VXORPS    Y0, Y0, Y0
 	VPMOVZXWD (BX), Y5
 	VPSLLD    $0x10, Y5, Y5
-	VMOVDQU   (AX), Y6
+	VMOVUPS   (AX), Y6
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
-	VPCMPEQD  Y5, Y1, Y1
-	VPOR      Y1, Y0, Y0
+	VPMAXUD   Y3, Y5, Y1
+	VPCMPEQD  Y5, Y1, Y0
 	VPMOVZXWD 16(BX), Y5
 	VPSLLD    $0x10, Y5, Y5
-	VMOVDQU   32(AX), Y6
+	VMOVUPS   32(AX), Y6
 	VPSUBD    Y6, Y5, Y5
-	VPADDD    Y3, Y5, Y5
-	VPMAXUD   Y4, Y5, Y1
+	VPMAXUD   Y3, Y5, Y1
 	VPCMPEQD  Y5, Y1, Y1
 	VPOR      Y1, Y0, Y0
 	VPTEST    Y0, Y0

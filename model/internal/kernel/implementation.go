@@ -70,8 +70,8 @@ type implementation struct {
 	// spans sets the Spans from spans on of parts of n numbers, a positive multiple of 8.
 	spans func(spans, y, x *float32, parts, n int)
 
-	// losses sets the fields of a Losses, which starts at sums; n is a multiple of 8.
-	losses func(sums *uint32, y, x *float32, n int, least uint32)
+	// losses is indexed by the format that numbers were rounded to.
+	losses [F8E4M3]lossesKernel
 
 	// plain is indexed by the format of the numbers, then by the format that they were rounded to.
 	plain [F8E4M3][F8E4M3]plainKernel

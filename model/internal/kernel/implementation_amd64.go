@@ -83,8 +83,8 @@ var avx512 = implementation{
 	widenQ8:      avx2WidenQ8,
 	blockErrors:  avx2BlockErrors,
 	compareQ8:    avx2CompareQ8,
-	losses:       avx2Losses,
-	plain:        avx2Plain,
+	losses:       [...]lossesKernel{F32: avx512LossesF32, F16: avx512LossesF16, BF16: avx512LossesBF16},
+	plain:        avx512Plain,
 	extremes:     avx2Extremes,
 	runSums:      avx2RunSums,
 	runSquares:   avx2RunSquares,
@@ -109,7 +109,13 @@ var avx512BF16 = func() implementation {
 	return im
 }()
 
-// avx2Plain are the tests of plain roundings.
+// avx512Plain and avx2Plain are the tests of plain roundings.
+var avx512Plain = [F8E4M3][F8E4M3]plainKernel{
+	F32:  {F32: avx512PlainF32F32, F16: avx512PlainF32F16, BF16: avx512PlainF32BF16},
+	F16:  {F32: avx512PlainF16F32, BF16: avx512PlainF16BF16},
+	BF16: {F32: avx512PlainBF16F32, F16: avx512PlainBF16F16},
+}
+
 var avx2Plain = [F8E4M3][F8E4M3]plainKernel{
 	F32:  {F32: avx2PlainF32F32, F16: avx2PlainF32F16, BF16: avx2PlainF32BF16},
 	F16:  {F32: avx2PlainF16F32, BF16: avx2PlainF16BF16},
@@ -177,7 +183,7 @@ var avx2 = implementation{
 	widenQ8:      avx2WidenQ8,
 	blockErrors:  avx2BlockErrors,
 	compareQ8:    avx2CompareQ8,
-	losses:       avx2Losses,
+	losses:       [...]lossesKernel{F32: avx2LossesF32, F16: avx2LossesF16, BF16: avx2LossesBF16},
 	plain:        avx2Plain,
 	extremes:     avx2Extremes,
 	runSums:      avx2RunSums,

@@ -55,6 +55,11 @@ func (f Format) Blocked() bool { return f > F8E8M0 }
 // Size returns the size of one number in bytes; f is not a block format.
 func (f Format) Size() int { return [...]int{F32: 4, F16: 2, BF16: 2, F8E4M3: 1, F8E8M0: 1}[f] }
 
+// LeastNormal returns the least normal number of F32, F16 or BF16.
+func (f Format) LeastNormal() float32 {
+	return [...]float32{F32: 0x1p-126, F16: 0x1p-14, BF16: 0x1p-126}[f]
+}
+
 // String returns the name that safetensors or ggml uses; F8_E4M3 loses its underscore.
 func (f Format) String() string {
 	return [...]string{

@@ -10,25 +10,36 @@ type Losses struct {
 	Infinite uint32 // y infinite or NaN
 }
 
-// Count sets l to the counts of fewer than 2³² numbers; least is the least normal number of y's
-// format. Count panics if lengths differ.
-func (l *Losses) Count(y, x []float32, least float32) {
-	if len(y) != len(x) {
+// lossesKernel sets the fields of a Losses, which starts at sums, to the counts of n numbers x and the numbers of a format
+// that out holds; n is a multiple of lanes.
+type lossesKernel func(sums *uint32, out *byte, x *float32, n int)
+
+// Count sets l to the counts of fewer than 2³² numbers x, and the numbers of format to (F32, F16 or BF16) that out holds.
+// Small is below to's least normal number. Count panics if lengths differ.
+func (l *Losses) Count(out []byte, to Format, x []float32) {
+	size := to.Size()
+	if len(out) != size*len(x) {
 		panic("kernel: Losses: lengths do not fit")
 	}
 	*l = Losses{}
 	done := 0
-	if f := current().losses; f != nil {
+	if f := current().losses[to]; f != nil {
 		done = inChunks(len(x), func(i, n int) {
 			var part Losses
-			f(&part.Changed, &y[i], &x[i], n, math.Float32bits(least))
+			f(&part.Changed, &out[i*size], &x[i], n)
 			l.Changed += part.Changed
 			l.Small += part.Small
 			l.Zero += part.Zero
 			l.Infinite += part.Infinite
 		})
 	}
-	lossesPortable(l, y[done:], x[done:], math.Float32bits(least))
+	var room [256]float32
+	for done < len(x) {
+		y := room[:min(len(room), len(x)-done)]
+		Widen(y, out[done*size:][:len(y)*size], to)
+		lossesPortable(l, y, x[done:][:len(y)], math.Float32bits(to.LeastNormal()))
+		done += len(y)
+	}
 }
 
 // lossesPortable adds the counts to l, in portable Go.
