@@ -33,12 +33,19 @@ func (l *Losses) Count(out []byte, to Format, x []float32) {
 			l.Infinite += part.Infinite
 		})
 	}
-	var room [256]float32
-	for done < len(x) {
-		y := room[:min(len(room), len(x)-done)]
-		Widen(y, out[done*size:][:len(y)*size], to)
-		lossesPortable(l, y, x[done:][:len(y)], math.Float32bits(to.LeastNormal()))
-		done += len(y)
+	if done < len(x) {
+		l.add(out[done*size:], to, x[done:])
+	}
+}
+
+// add adds the counts to l, of numbers that are decoded again.
+func (l *Losses) add(out []byte, to Format, x []float32) {
+	var y [256]float32
+	for len(x) > 0 {
+		n := min(len(y), len(x))
+		Widen(y[:n], out[:n*to.Size()], to)
+		lossesPortable(l, y[:n], x[:n], math.Float32bits(to.LeastNormal()))
+		out, x = out[n*to.Size():], x[n:]
 	}
 }
 
