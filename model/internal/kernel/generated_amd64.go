@@ -654,6 +654,11 @@ func avx2PlainBF16F16(out *byte, src *byte, n int) int
 //go:noescape
 func avx2PlainBF16F32(out *byte, src *byte, n int) int
 
+// avx512Extremes is extremesPortable.
+//
+//go:noescape
+func avx512Extremes(least *float32, x *float32, n int)
+
 // avx2Extremes is extremesPortable.
 //
 //go:noescape

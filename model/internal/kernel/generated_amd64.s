@@ -16433,32 +16433,106 @@ end:
 	VZEROUPPER
 	RET
 
+// func avx512Extremes(least *float32, x *float32, n int)
+// Requires: AVX, AVX2, AVX512F
+TEXT ·avx512Extremes(SB), NOSPLIT, $0-24
+	MOVQ         least+0(FP), AX
+	MOVQ         x+8(FP), BX
+	MOVQ         n+16(FP), CX
+	VMOVUPS      (BX), Z0
+	VMOVAPS      Z0, Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z7, Z7, Z7
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Z6
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X8
+	VPBROADCASTD X8, Z8
+	SHRQ         $0x04, CX
+
+vector:
+	VMOVUPS       (BX), Z4
+	VMINPS        Z4, Z0, Z0
+	VMAXPS        Z4, Z1, Z1
+	VPANDD        Z4, Z6, Z4
+	VPTESTNMD     Z4, Z4, K1
+	VPADDD        Z8, Z3, K1, Z3
+	VPMAXUD       Z4, Z2, Z2
+	ADDQ          $0x40, BX
+	DECQ          CX
+	JNZ           vector
+	VEXTRACTI64X4 $0x01, Z0, Y5
+	VMINPS        Y5, Y0, Y0
+	VEXTRACTI128  $0x01, Y0, X5
+	VMINPS        X5, X0, X0
+	VPSHUFD       $0x4e, X0, X5
+	VMINPS        X5, X0, X0
+	VPSHUFD       $0xb1, X0, X5
+	VMINPS        X5, X0, X0
+	VEXTRACTI64X4 $0x01, Z1, Y5
+	VMAXPS        Y5, Y1, Y1
+	VEXTRACTI128  $0x01, Y1, X5
+	VMAXPS        X5, X1, X1
+	VPSHUFD       $0x4e, X1, X5
+	VMAXPS        X5, X1, X1
+	VPSHUFD       $0xb1, X1, X5
+	VMAXPS        X5, X1, X1
+	VEXTRACTI64X4 $0x01, Z2, Y5
+	VPMAXUD       Y5, Y2, Y2
+	VEXTRACTI128  $0x01, Y2, X5
+	VPMAXUD       X5, X2, X2
+	VPSHUFD       $0x4e, X2, X5
+	VPMAXUD       X5, X2, X2
+	VPSHUFD       $0xb1, X2, X5
+	VPMAXUD       X5, X2, X2
+	VEXTRACTI64X4 $0x01, Z3, Y5
+	VPADDD        Y5, Y3, Y3
+	VEXTRACTI128  $0x01, Y3, X5
+	VPADDD        X5, X3, X3
+	VPSHUFD       $0x4e, X3, X5
+	VPADDD        X5, X3, X3
+	VPSHUFD       $0xb1, X3, X5
+	VPADDD        X5, X3, X3
+	VMOVD         X0, DX
+	MOVL          DX, (AX)
+	VMOVD         X1, DX
+	MOVL          DX, 4(AX)
+	VMOVD         X2, DX
+	MOVL          DX, 8(AX)
+	VMOVD         X3, DX
+	MOVL          DX, 12(AX)
+	VZEROUPPER
+	RET
+
 // func avx2Extremes(least *float32, x *float32, n int)
 // Requires: AVX, AVX2
 TEXT ·avx2Extremes(SB), NOSPLIT, $0-24
-	MOVQ     least+0(FP), AX
-	MOVQ     x+8(FP), BX
-	MOVQ     n+16(FP), CX
-	VMOVUPS  (BX), Y0
-	VMOVAPS  Y0, Y1
-	VXORPS   Y2, Y2, Y2
-	VXORPS   Y3, Y3, Y3
-	VXORPS   Y7, Y7, Y7
-	VPCMPEQD Y6, Y6, Y6
-	VPSRLD   $0x01, Y6, Y6
-	SHRQ     $0x03, CX
+	MOVQ         least+0(FP), AX
+	MOVQ         x+8(FP), BX
+	MOVQ         n+16(FP), CX
+	VMOVUPS      (BX), Y0
+	VMOVAPS      Y0, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y7, Y7, Y7
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X6
+	VPBROADCASTD X6, Y6
+	SHRQ         $0x03, CX
 
-eight:
+vector:
 	VMOVUPS      (BX), Y4
 	VMINPS       Y4, Y0, Y0
 	VMAXPS       Y4, Y1, Y1
 	VPAND        Y4, Y6, Y4
-	VPMAXUD      Y4, Y2, Y2
 	VPCMPEQD     Y4, Y7, Y5
 	VPSUBD       Y5, Y3, Y3
+	VPMAXUD      Y4, Y2, Y2
 	ADDQ         $0x20, BX
 	DECQ         CX
-	JNZ          eight
+	JNZ          vector
 	VEXTRACTI128 $0x01, Y0, X5
 	VMINPS       X5, X0, X0
 	VPSHUFD      $0x4e, X0, X5

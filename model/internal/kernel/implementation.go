@@ -76,7 +76,7 @@ type implementation struct {
 	// plain is indexed by the format of the numbers, then by the format that they were rounded to.
 	plain [F8E4M3][F8E4M3]plainKernel
 
-	// extremes sets the fields of Extremes, which start at least; n is a positive multiple of 8.
+	// extremes sets the fields of Extremes, which start at least; n is a positive multiple of lanes.
 	extremes func(least, x *float32, n int)
 	// runSums and runSquares are the sums of Moments; n, the length of a run, is a positive multiple of 4.
 	runSums    func(sums *float64, x *float32, n int)

@@ -85,7 +85,7 @@ var avx512 = implementation{
 	compareQ8:    avx2CompareQ8,
 	losses:       [...]lossesKernel{F32: avx512LossesF32, F16: avx512LossesF16, BF16: avx512LossesBF16},
 	plain:        avx512Plain,
-	extremes:     avx2Extremes,
+	extremes:     avx512Extremes,
 	runSums:      avx2RunSums,
 	runSquares:   avx2RunSquares,
 	fitMinimums:  avx512FitMinimums,

@@ -76,9 +76,13 @@ func (s isa) encodeQ8() {
 	end()
 }
 
-// reduce sets all words of the lower half of r to f of the 8 words of r.
+// reduce sets all words of the lower 16 bytes of r to f of all words of r.
 func (s isa) reduce(r, scratch reg.VecPhysical, f func(a, b, dst operand.Op)) {
-	VEXTRACTI128(operand.Imm(1), r, x(scratch))
+	if s.bytes == 64 {
+		VEXTRACTI64X4(operand.Imm(1), r, y(scratch))
+		f(y(scratch), y(r), y(r))
+	}
+	VEXTRACTI128(operand.Imm(1), y(r), x(scratch))
 	f(x(scratch), x(r), x(r))
 	VPSHUFD(operand.Imm(0x4e), x(r), x(scratch))
 	f(x(scratch), x(r), x(r))

@@ -167,11 +167,7 @@ func (s isa) narrowE4M3() {
 		}{{kept, addWords}, {least, minWords}, {most, maxWords}}
 		Load(Param("sums"), k.src)
 		for i, sum := range sums {
-			if s.bytes == 64 {
-				VEXTRACTI64X4(operand.Imm(1), sum.r, y(t))
-				sum.f(y(t), y(sum.r), y(sum.r))
-			}
-			s.reduce(y(sum.r), y(t), sum.f)
+			s.reduce(sum.r, t, sum.f)
 			VMOVD(x(sum.r), k.constant.As32())
 			MOVL(k.constant.As32(), k.from(4*i))
 		}

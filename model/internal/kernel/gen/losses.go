@@ -46,11 +46,7 @@ func (s isa) losses() {
 		JNZ(operand.LabelRef("block"))
 		Label("end")
 		for i, r := range k.counts {
-			if s.bytes == 64 {
-				VEXTRACTI64X4(operand.Imm(1), r, y(t))
-				VPADDD(y(t), y(r), y(r))
-			}
-			s.reduce(y(r), y(t), addWords)
+			s.reduce(r, t, addWords)
 			VMOVD(x(r), e.constant.As32())
 			MOVL(e.constant.As32(), operand.Mem{Base: sums, Disp: 4 * i})
 		}

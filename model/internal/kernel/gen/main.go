@@ -54,6 +54,8 @@ func main() {
 	avx2.losses()
 	avx512.roundings()
 	avx2.roundings()
+	avx512.extremes()
+	avx2.extremes()
 	avx2.spread()
 	avx2.fits()
 	avx512.fits()

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"math/bits"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -8,7 +10,6 @@ import (
 
 // spread writes the kernels of the statistics of numbers.
 func (s isa) spread() {
-	s.extremes()
 	s.runs("RunSums", "(sums *float64, x *float32, n int)", "the sums of momentsPortable", false)
 	s.runs("RunSquares", "(squares, means *float64, x *float32, n int)", "the squares of momentsPortable", true)
 }
@@ -28,20 +29,32 @@ func (s isa) extremes() {
 	for _, r := range []reg.VecPhysical{largest, zeros, none} {
 		s.zero(r)
 	}
-	VPCMPEQD(abs, abs, abs)
-	VPSRLD(operand.Imm(1), abs, abs)
-	SHRQ(operand.Imm(3), left)
-	Label("eight")
+	MOVL(operand.U32(1<<31-1), word.As32())
+	s.words(word, abs)
+	var one reg.VecPhysical
+	if s.bytes == 64 {
+		one = v.one()
+		MOVL(operand.U32(1), word.As32())
+		s.words(word, one)
+	}
+	SHRQ(operand.Imm(uint64(bits.Len(uint(s.perVector(32)))-1)), left)
+	Label("vector")
 	VMOVUPS(operand.Mem{Base: px}, a)
 	VMINPS(a, least, least)
 	VMAXPS(a, most, most)
-	VPAND(a, abs, a)
+	if s.bytes == 64 {
+		VPANDD(a, abs, a)
+		VPTESTNMD(a, a, reg.K1)
+		VPADDD(one, zeros, reg.K1, zeros)
+	} else {
+		VPAND(a, abs, a)
+		VPCMPEQD(a, none, t)
+		VPSUBD(t, zeros, zeros)
+	}
 	VPMAXUD(a, largest, largest)
-	VPCMPEQD(a, none, t)
-	VPSUBD(t, zeros, zeros)
-	ADDQ(operand.Imm(32), px)
+	ADDQ(operand.Imm(uint64(s.bytes)), px)
 	DECQ(left)
-	JNZ(operand.LabelRef("eight"))
+	JNZ(operand.LabelRef("vector"))
 	s.reduce(least, t, func(a, b, dst operand.Op) { VMINPS(a, b, dst) })
 	s.reduce(most, t, func(a, b, dst operand.Op) { VMAXPS(a, b, dst) })
 	s.reduce(largest, t, maxWords)
