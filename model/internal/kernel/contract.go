@@ -1,6 +1,6 @@
 package kernel
 
-// The kernels of matrix products, and of roundings, that an implementation may have.
+// The kernels of matrix products, of roundings and of losses that an implementation may have.
 
 // tileRows is the number of rows of weights that a tile multiplies.
 const tileRows = 4
@@ -151,3 +151,7 @@ const roundingsBlock = lanes
 // plainKernel returns at which of n numbers the first block with a doubtful rounding begins, as DoubtfulRoundings defines
 // it; n if there is none. n is a multiple of roundingsBlock.
 type plainKernel func(out, src *byte, n int) int
+
+// lossesKernel sets the fields of a Losses, which starts at sums, to the counts of n numbers x and the numbers of a format
+// that out holds; n is a multiple of lanes.
+type lossesKernel func(sums *uint32, out *byte, x *float32, n int)

@@ -10,10 +10,6 @@ type Losses struct {
 	Infinite uint32 // y infinite or NaN
 }
 
-// lossesKernel sets the fields of a Losses, which starts at sums, to the counts of n numbers x and the numbers of a format
-// that out holds; n is a multiple of lanes.
-type lossesKernel func(sums *uint32, out *byte, x *float32, n int)
-
 // Count sets l to the counts of fewer than 2³² numbers x, and the numbers of format to (F32, F16 or BF16) that out holds.
 // Small is below to's least normal number. Count panics if lengths differ.
 func (l *Losses) Count(out []byte, to Format, x []float32) {
