@@ -133,6 +133,86 @@ func TestBlocksOfEngines(t *testing.T) {
 	}
 }
 
+// TestBlocksOfLlama: llama.cpp's traces name stages by weights of GGUF files. What is outside the MLPs is not compared, in
+// layers without an MLP the norm of that neither, and a factor that llama.cpp multiplies top-k weights with, not their sum, is
+// the same product.
+func TestBlocksOfLlama(t *testing.T) {
+	scaled := func(kinds ...string) func(kind string, values []float32, by float32) {
+		return func(kind string, values []float32, by float32) {
+			for i := range values {
+				if slices.Contains(kinds, kind) {
+					values[i] *= by
+				}
+			}
+		}
+	}
+	inWeights := scaled("mlp.gate.topk_weight", "mlp.experts.output")
+	for _, x := range []struct {
+		family, norm string
+		more         []string // names of tensors that are not compared
+		change       func(kind string, values []float32, by float32)
+		wrong        string // the stage that fails
+	}{
+		{"afmoe", "ffn_norm", []string{"blk.0.attn_gate.output", "blk.1.post_attention_norm.output"}, nil, ""},
+		{"qwen3-next", "post_attention_norm", []string{"blk.1.ssm_in.output", "token_embd.output"}, nil, ""},
+		{"nemotron-h", "attn_norm", []string{"blk.0.attn_norm.output", "blk.0.attn_q.output", "output_norm.output"}, nil, ""},
+		{"nemotron-h", "attn_norm", nil, scaled("mlp.fc2_latent_proj.output"), "mlp.fc2_latent_proj.output"},
+		{"laguna", "ffn_norm", nil, nil, ""},
+		{"laguna", "ffn_norm", nil, inWeights, ""},
+		{"minimax-m3", "ffn_norm", nil, inWeights, ""},
+		{"step3p7", "ffn_norm", nil, inWeights, ""},
+		{"beam", "ffn_norm", nil, inWeights, ""},
+		{"laguna", "ffn_norm", nil, scaled("mlp.gate.topk_weight"), "mlp.experts.output"},
+		{"laguna", "ffn_norm", nil, scaled("mlp.experts.output"), "mlp.experts.output"},
+		{"hy-v4", "ffn_norm", nil, scaled("mlp.gate.topk_weight"), "mlp.gate.topk_weight"},
+	} {
+		c, p := open(t, "blocks/"+x.family+"/golden-f32")
+		l := p.Manifest.Block.Layers[0]
+		names := map[string]string{pack.AttentionNorm: x.norm, "mlp.gate.logits": "ffn_gate_inp",
+			"mlp.shared_experts.output": "ffn_down_shexp", "mlp.shared_expert_gate.output": "ffn_gate_inp_shexp",
+			"mlp.fc1_latent_proj.output": "ffn_latent_down", "mlp.fc2_latent_proj.output": "ffn_latent_up",
+			"post_mlp_layernorm.output": "post_ffw_norm"}
+		tensors := map[string]pack.Entry{}
+		p.Replaced = map[string]tensor.Tensor{}
+		for name, e := range p.Manifest.Tensors {
+			s := pack.Parse(name)
+			if e.DType == tensor.F32 {
+				values, err := p.Float32s(name)
+				require.NoError(t, err)
+				if x.change != nil {
+					x.change(s.Kind, values, float32(c.Config.Router.RoutedScalingFactor))
+				}
+				data, err := binary.Append(nil, binary.LittleEndian, values)
+				require.NoError(t, err)
+				p.Replaced[name] = tensor.Tensor{DType: e.DType, Shape: e.Shape, Data: data}
+			}
+			if named := names[s.Kind]; named != "" {
+				name = fmt.Sprintf("blk.%d.%s.output", s.Layer, named)
+			}
+			tensors[name] = e
+		}
+		for _, name := range x.more {
+			tensors[name] = pack.Entry{DType: tensor.F32, Shape: p.Manifest.Tensors[pack.StageOf(l, pack.AttentionNorm)].Shape}
+		}
+		p.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "llama.cpp", Version: "1"}
+		p.Manifest.Config, p.Manifest.Block, p.Manifest.Tensors = nil, nil, tensors
+		r := run(t, c.Config, c, p, verify.Options{})
+		if x.wrong != "" {
+			require.Equal(t, report.Fail, r.Verdict, x.family)
+			require.Equal(t, pack.StageOf(l, x.wrong), *r.FirstDivergence, x.family)
+			continue
+		}
+		require.Equal(t, report.Pass, r.Verdict, "%s: %v %v", x.family, r.Reasons, r.FirstDivergence)
+		skipped := 0
+		for _, check := range r.Checks {
+			if check.Status == report.OutsideMLPs {
+				skipped++
+			}
+		}
+		require.Equal(t, len(x.more), skipped, x.family)
+	}
+}
+
 // TestBlocksOfWholeModels: of a pack of MLPs alone no more is asked, and no more said, though attention could be computed.
 func TestBlocksOfWholeModels(t *testing.T) {
 	c, p := open(t, "v3/golden-f32")

@@ -121,7 +121,7 @@ func (e *evidence) unmatched(name string) report.Check {
 		check.Skip(report.NotLookedAt)
 	case s.Layer >= j.scope.layersEnd() && predicted:
 		check.Skip(report.PredictionLayer)
-	case c.BlockOnly() && !s.AroundMLP():
+	case c.BlockOnly() && s.Layer < 0 || leavesOut(c, s):
 		check.Skip(report.OutsideMLPs)
 	case j.options.Mode == report.Chained && s.IsProbe():
 		check.Skip(report.NoProbes)

@@ -56,7 +56,9 @@ const ends = -1
 func newScope(c *config.Config, golden *pack.Pack, o *Options) (*scope, error) {
 	s := &scope{pack: golden, config: c, layers: o.Layers, stages: o.Stages, present: map[int]bool{}, selected: map[int]bool{}}
 	for name := range golden.Manifest.Tensors {
-		if at := pack.Parse(name); at.Layer >= 0 && !at.IsOwnInput() {
+		if at := pack.Parse(name); leavesOut(c, at) {
+			continue
+		} else if at.Layer >= 0 && !at.IsOwnInput() {
 			s.present[at.Layer] = true
 			s.selected[at.Layer] = s.selected[at.Layer] || s.picks() && s.selectsStage(name)
 		} else if at.Layer > 0 && golden.Manifest.LayerInputs[strconv.Itoa(at.Layer)].Kind == pack.Recorded {
@@ -278,6 +280,11 @@ func (s *scope) selectsStage(name string) bool {
 	tables := pack.Parse(name).IsTable() && !slices.ContainsFunc(s.stages,
 		func(glob string) bool { return matchesGlob(glob, name) })
 	return pack.Parse(name).IsStage() && !tables && s.selects(name)
+}
+
+// leavesOut reports whether a stage of a layer is outside the MLPs, of a family of which MLPs alone are computed.
+func leavesOut(c *config.Config, s pack.Stage) bool {
+	return c.BlockOnly() && s.Layer >= 0 && !(s.AroundMLP() && s.Layer < c.NumHiddenLayers && c.HasMLP(s.Layer))
 }
 
 // settle decides which units are run.

@@ -7,16 +7,16 @@ import (
 )
 
 // blockRows are the rows of the families whose attention is not computed: the first DeepSeekMoE's but for attention, and a
-// router bias. Tensors of attention are known by their names alone: see Family.Opaque.
+// router bias. Tensors of attention are known by their names alone: see Family.Opaque. llama.cpp's traces have GGUF's names,
+// files with them are not read or written.
 func blockRows(behind ...Row) (rows []Row) {
 	for _, row := range familyV1.Rows {
-		if row.GGUF = (gguf{}); row.Module != Attention {
+		if row.Module != Attention {
 			rows = append(rows, row)
 		}
 		switch row.Role {
 		case Gate:
 			rows = append(rows, routerBias(chosenByBias))
-			rows[len(rows)-1].GGUF = gguf{}
 		case PostAttentionLayernorm:
 			rows = append(rows, behind...)
 		}
@@ -50,8 +50,10 @@ func inLatent(rows []Row) []Row {
 		}
 	}
 	return behind(behind(rows, Gate,
-		Row{"model.layers.{l}.mlp.fc2_latent_proj.weight", Latent, FC2LatentProj, latent, []dim{hidden, expertWidth}, gguf{}}), Gate,
-		Row{"model.layers.{l}.mlp.fc1_latent_proj.weight", Latent, FC1LatentProj, latent, []dim{expertWidth, hidden}, gguf{}})
+		Row{"model.layers.{l}.mlp.fc2_latent_proj.weight", Latent, FC2LatentProj, latent, []dim{hidden, expertWidth},
+			stored("blk.{l}.ffn_latent_up.weight")}), Gate,
+		Row{"model.layers.{l}.mlp.fc1_latent_proj.weight", Latent, FC1LatentProj, latent, []dim{expertWidth, hidden},
+			stored("blk.{l}.ffn_latent_down.weight")})
 }
 
 // Conditions and dimensions of these rows.
@@ -69,8 +71,9 @@ var (
 
 // fourNorms are the rows of the norms behind attention and MLP.
 var fourNorms = []Row{
-	{"model.layers.{l}.post_mlp_layernorm.weight", Norms, PostMLPLayernorm, nil, []dim{hidden}, gguf{}},
-	{"model.layers.{l}.attention_layernorm.weight", Norms, attentionLayernorm, nil, []dim{hidden}, gguf{}},
+	{"model.layers.{l}.post_mlp_layernorm.weight", Norms, PostMLPLayernorm, nil, []dim{hidden}, stored("blk.{l}.post_ffw_norm.weight")},
+	{"model.layers.{l}.attention_layernorm.weight", Norms, attentionLayernorm, nil, []dim{hidden},
+		stored("blk.{l}.post_attention_norm.weight")},
 }
 
 // oneShared is what some files call the shared expert.

@@ -211,3 +211,13 @@ func TestTensorsThatAreLeft(t *testing.T) {
 		}
 	}
 }
+
+// TestStreamsOfHy4: published files and those that transformers 5.24 saves put hc_pre into other places.
+func TestStreamsOfHy4(t *testing.T) {
+	f := table.FamilyOf(configtest.Parse(t, `{"model_type":"hy_v4"}`))
+	for _, name := range []string{"model.layers.1.hc_attn_layer.hc_pre.hc_fn", "model.layers.1.hc_pre.hc_attn_layer.hc_fn",
+		"model.hc_head.hc_head_fn", "model.hc_pre.hc_head.hc_head_fn"} {
+		require.True(t, f.HasUnknown(name), name)
+	}
+	require.False(t, f.HasUnknown("model.layers.1.mlp.gate.weight"))
+}

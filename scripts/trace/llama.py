@@ -220,6 +220,10 @@ def record(a):
         ids, origin = tokens_of(a, llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)))
         batch = Batch(pack, ids, a)
         graph = Graph(ggml, batch, a.stages)
+        arch = ctypes.create_string_buffer(64)
+        llama.llama_model_meta_val_str(model, b"general.architecture", arch, len(arch))
+        if arch.value.startswith(b"nemotron_h"):  # whose layers are one module: l_out is that without the residual
+            STAGES["l_out"] = STAGES["ffn_out"]
         threads = os.cpu_count() or 1
         run(a, model, graph, threads, log)
         batch.finish()

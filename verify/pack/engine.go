@@ -167,6 +167,9 @@ func (p *Pack) Spell(c *config.Config) error {
 	for _, name := range slices.Sorted(maps.Keys(p.Manifest.Tensors)) {
 		e := p.Manifest.Tensors[name]
 		stage, order := family.StageOf(c, name)
+		if rest, ofLayer := strings.CutPrefix(name, "blk."); stage == "" && ofLayer {
+			stage = "model.layers." + rest // of a weight that is not known
+		}
 		if stage == "" {
 			stage = name
 		} else {

@@ -402,7 +402,43 @@ func (p *Pack) Config(c *config.Config, override config.Reference) (*config.Conf
 	if err != nil {
 		return nil, p.Fault("", err.Error())
 	}
-	return c.WithRules(p.follow), nil
+	c = c.WithRules(p.follow)
+	if scaled, err := p.scalesWeights(c); err != nil || !scaled {
+		return c, err
+	}
+	return c.WithRules(func(r *config.Rules) { r.MoE.ScalesSum = false }), nil
+}
+
+// scalesWeights reports whether an engine has multiplied top-k weights with the factor of the routed sum, which is the same
+// product: half of the rows of a layer add up to the factor, within what a 16-bit dtype rounds.
+func (p *Pack) scalesWeights(c *config.Config) (bool, error) {
+	scale := c.SumScale()
+	normalised, _ := c.TopKWeights()
+	if !p.IsTrace() || scale == 1 || !normalised {
+		return false, nil
+	}
+	for l := range c.NumHiddenLayers {
+		name := StageOf(l, TopKWeight)
+		if !p.Has(name) {
+			continue
+		}
+		weights, err := p.Float32s(name)
+		if err != nil {
+			return false, err
+		}
+		scaled, rows := 0, slices.Collect(slices.Chunk(weights, c.MoE.NumExpertsPerTok))
+		for _, row := range rows {
+			var sum float64
+			for _, w := range row {
+				sum += float64(w)
+			}
+			if off := math.Abs(sum - scale); off < 0.01*scale && off < math.Abs(sum-1) {
+				scaled++
+			}
+		}
+		return 2*scaled > len(rows), nil
+	}
+	return false, nil
 }
 
 // follow gives r what the manifest says of how the reference ran.
