@@ -31,6 +31,8 @@ import signal
 import sys
 import tempfile
 
+# llama.cpp's threads meet behind each operation; those that spin there, beside other work, took 20 times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 TRIED = ["0.3.36"]  # versions of llama-cpp-python with which traces were recorded and judged
 try:
     import llama_cpp as llama
