@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -42,6 +43,7 @@ var packs = []string{
 
 func main() {
 	log.SetFlags(0)
+	debug.SetGCPercent(400) // thousands of runs, each on little memory
 	fixtures := flag.String("fixtures", "fixtures", "where the checkpoints and packs are")
 	only := flag.String("only", "", "mistakes whose name contains this, with what is said of each")
 	check := flag.String("check", "", "file whose table, or directory whose files are to be the same")

@@ -62,8 +62,58 @@ type shape struct {
 type length float64
 
 // String returns the length in CSS pixels.
-func (l length) String() string {
-	return strconv.FormatFloat(math.Round(100*float64(l))/100+0, 'f', -1, 64)
+func (l length) String() string { return path{}.with("", float64(l)).String() }
+
+// path is the description of a path: commands and lengths.
+type path []byte
+
+// with returns the path with a command, or a space, and a length.
+func (p path) with(command string, v float64) path {
+	return strconv.AppendFloat(append(p, command...), math.Round(100*v)/100+0, 'f', -1, 64)
+}
+
+// String returns the text of a path.
+func (p path) String() string { return string(p) }
+
+// escaper makes a line of text, as html/template does.
+var escaper = strings.NewReplacer(`"`, "&#34;", "&", "&amp;", "'", "&#39;", "+", "&#43;", "<", "&lt;", ">", "&gt;")
+
+// Markup returns the shapes as elements of SVG. A page may have thousands, for each of which a template would take
+// several times as long.
+func (d *drawing) Markup() template.HTML {
+	var b strings.Builder
+	for i := range d.Shapes {
+		s := &d.Shapes[i]
+		name, inside := "path", ""
+		if s.Text != "" {
+			name, inside = "text", escaper.Replace(text.Line(s.Text))
+		}
+		joined(&b, "\n<", name, ` class="`, s.Class)
+		if s.Text != "" {
+			joined(&b, `" x="`, s.X.String(), `" y="`, s.Y.String())
+			if s.Upright {
+				joined(&b, `" transform="rotate(-90 `, s.X.String(), " ", s.Y.String(), ")")
+			}
+		} else {
+			if s.Wide != 0 {
+				joined(&b, `" stroke-width="`, s.Wide.String())
+			}
+			joined(&b, `" d="`, s.D)
+		}
+		joined(&b, `">`, inside)
+		if s.Tip != "" {
+			joined(&b, "<title>", escaper.Replace(text.Line(s.Tip)), "</title>")
+		}
+		joined(&b, "</", name, ">")
+	}
+	return template.HTML(b.String())
+}
+
+// joined appends parts of markup.
+func joined(b *strings.Builder, parts ...string) {
+	for _, s := range parts {
+		b.WriteString(s)
+	}
 }
 
 // text adds a text unless it is empty. The text begins, is centred or ends at x, as class says.
@@ -77,22 +127,22 @@ func (d *drawing) text(class string, x, y float64, s string) *shape {
 
 // line adds a line.
 func (d *drawing) line(class string, x1, y1, x2, y2 float64) {
-	d.path(class, fmt.Sprintf("M%s %sL%s %s", length(x1), length(y1), length(x2), length(y2)), "")
+	d.path(class, path{}.with("M", x1).with(" ", y1).with("L", x2).with(" ", y2).String(), "")
 }
 
 // path adds a path.
-func (d *drawing) path(class, path, tip string) {
-	d.Shapes = append(d.Shapes, shape{Class: class, D: path, Tip: tip})
+func (d *drawing) path(class, description, tip string) {
+	d.Shapes = append(d.Shapes, shape{Class: class, D: description, Tip: tip})
 }
 
 // box returns the path of a rectangle.
 func box(x, y, w, h float64) string {
-	return fmt.Sprintf("M%s %sh%sv%sh%sz", length(x), length(y), length(w), length(h), length(-w))
+	return path{}.with("M", x).with(" ", y).with("h", w).with("v", h).with("h", -w).String() + "z"
 }
 
 // crossed returns the path of a rectangle with a diagonal, which stands for a missing number.
 func crossed(x, y, w, h float64) string {
-	return box(x, y, w, h) + fmt.Sprintf("M%s %sl%s %s", length(x), length(y+h), length(w), length(-h))
+	return box(x, y, w, h) + path{}.with("M", x).with(" ", y+h).with("l", w).with(" ", -h).String()
 }
 
 // em is a generous estimate of the width of a character of labels, fontHeight their height.

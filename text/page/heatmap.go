@@ -2,7 +2,6 @@ package page
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -172,13 +171,15 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 		run := 0 // number of cells of the same colour before this one, which share its rectangle
 		for j, v := range row {
 			x, y := g.left+float64(g.w*float64(j)), g.top+float64(g.h*float64(i))
-			path, n := crossed(x+.5, y+.5, g.w-1, g.h-1), s.cell(v)
+			line, n := "", s.cell(v)
 			switch {
-			case n < steps && tips:
-				path = box(x, y, g.w, g.h)
-			case n < steps:
-				path = fmt.Sprintf("m%s %sh%s", length(x-float64(g.w*float64(run))-together[n].x),
-					length(y+g.h/2-together[n].y), length(g.w*float64(run+1)))
+			case n == steps:
+				line = crossed(x+.5, y+.5, g.w-1, g.h-1)
+			case tips:
+				line = box(x, y, g.w, g.h)
+			default:
+				by := path{}.with("m", x-float64(g.w*float64(run))-together[n].x).with(" ", y+g.h/2-together[n].y)
+				line = by.with("h", g.w*float64(run+1)).String()
 			}
 			switch {
 			case tips && (n < steps || !m.Blank):
@@ -188,11 +189,11 @@ func (m Heatmap) cells(d *drawing, g grid, s span, far [][2]int) {
 				} else {
 					tip = m.Rows[i] + ", " + m.Columns[j] + ": " + shown(v)
 				}
-				d.path(s.classOf(n), path, tip)
+				d.path(s.classOf(n), line, tip)
 			case n < steps && j+1 < len(row) && s.cell(row[j+1]) == n:
 				run++
 			case n < steps || !m.Blank:
-				together[n].WriteString(path)
+				together[n].WriteString(line)
 				together[n].x, together[n].y = x+g.w, y+g.h/2
 				run = 0
 			}
