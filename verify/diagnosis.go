@@ -139,8 +139,8 @@ type rerun struct {
 	hidden  *model.Activation // golden input of the layer, or of the head; empty for RoPE's tables
 
 	products *products // of the first run
-	row      int       // token that sample runs on
-	sampled  *bool     // whether it tells; nil if that is not known yet
+	from, to int       // tokens that sample runs on, of which it judges the last
+	sampled  *bool     // whether they tell; nil if that is not known yet
 }
 
 // products is an arithmetic that keeps what the last product multiplied.
@@ -299,20 +299,34 @@ func (t *rerun) watch(ctx context.Context, x *diagnose.Trial, in *model.Input, h
 }
 
 // sample runs the trial's layer on one row that is wrong, from the golden's input and with the golden's attention, and
-// reports whether the failed stage is within its limits there; known is false if a row does not tell.
+// reports whether the failed stage is within its limits there; known is false if a row does not tell. Where a row
+// depends on earlier tokens, as trials say that are Causal, these run with it.
 func (t *rerun) sample(ctx context.Context, x *diagnose.Trial) (known, passes bool, err error) {
 	f := t.failure
+	if f.Want == nil || !f.OfRows() && !x.Causal {
+		return false, false, nil
+	}
 	if t.sampled == nil { // the model as it is gives the row what it gave before, and fails
 		t.sampled = new(bool)
-		if row := max(0, slices.Index(f.Beyond, true)); f.OfRows() && f.Want != nil {
-			t.row = f.Rows[row]
-			s, err := t.sampling(ctx, f.NewTrial())
-			if err != nil {
-				return false, false, err
+		row := max(0, slices.Index(f.Beyond, true))
+		if f.OfRows() {
+			t.from = f.Rows[row]
+		} else {
+			const keys = 8 // that a query should see to tell
+			for i, beyond := range f.Beyond {
+				if beyond && f.Rows[row]%f.Seq() < keys && f.Rows[i]%f.Seq() > f.Rows[row]%f.Seq() {
+					row = i
+				}
 			}
-			n := f.Got.Width()
-			*t.sampled = s.got != nil && !s.passes && slices.Equal(s.got, f.Unrounded[row*n:(row+1)*n])
+			t.from = f.Rows[row] / f.Seq() * f.Seq()
 		}
+		t.to = f.Rows[row] + 1
+		s, err := t.sampling(ctx, f.NewTrial())
+		if err != nil {
+			return false, false, err
+		}
+		n := f.Got.Width()
+		*t.sampled = s.got != nil && !s.passes && slices.Equal(s.got, f.Unrounded[row*n:(row+1)*n])
 	}
 	if !*t.sampled {
 		return false, false, nil
@@ -321,15 +335,18 @@ func (t *rerun) sample(ctx context.Context, x *diagnose.Trial) (known, passes bo
 	return true, err == nil && s.passes, err
 }
 
-// sampling runs a trial on the row that is sampled.
+// sampling runs a trial on the tokens that are sampled.
 func (t *rerun) sampling(ctx context.Context, x *diagnose.Trial) (*sampling, error) {
 	f, tokens := t.failure, len(x.In.InputIDs)
-	if tokens == 0 || t.row >= tokens || len(t.hidden.Shape) < 3 {
+	if tokens == 0 || t.to > tokens || len(t.hidden.Shape) < 3 {
 		return &sampling{}, nil
 	}
-	s := &sampling{name: f.Name, row: t.row, rows: tokens}
-	in := &model.Input{Batch: 1, Seq: 1, InputIDs: x.In.InputIDs[t.row : t.row+1]}
-	hidden := &model.Activation{Shape: slices.Concat([]int{1, 1}, t.hidden.Shape[2:]), Values: s.rowOf(t.hidden.Values)}
+	s := &sampling{name: f.Name, own: x.Own, from: t.from, to: t.to, rows: tokens}
+	in := &model.Input{Batch: 1, Seq: t.to - t.from, InputIDs: x.In.InputIDs[t.from:t.to]}
+	if x.In.AttentionMask != nil && !f.OfRows() {
+		in.AttentionMask = x.In.AttentionMask[t.from:t.to]
+	}
+	hidden := &model.Activation{Shape: slices.Concat([]int{1, in.Seq}, t.hidden.Shape[2:]), Values: s.sampled(t.hidden.Values)}
 	return s, t.watch(ctx, x, in, hidden, []string{f.Name}, func(net *network, trace *localTrace) {
 		s.local, net.Trace = trace, s
 		net.Given = func(p *model.Section) (*bounds.Value, bool, error) {
@@ -337,46 +354,52 @@ func (t *rerun) sampling(ctx context.Context, x *diagnose.Trial) (*sampling, err
 				return nil, false, nil
 			}
 			values, err := t.job.pack.Float32s(p.Output)
-			return bounds.Exact(&model.Activation{Shape: p.Shape, Values: s.rowOf(values), DType: t.job.pack.DType}), true, err
+			return bounds.Exact(&model.Activation{Shape: p.Shape, Values: s.sampled(values), DType: t.job.pack.DType}), true, err
 		}
 	})
 }
 
-// sampling is a trace of a run on one row of the input: it puts the golden's row in the place of each stage, and judges
-// that of the failed one.
+// sampling is a trace of a run on some rows of the input: it puts the golden's rows in the place of each stage, and judges
+// the last of the failed one.
 type sampling struct {
-	local     *localTrace
-	name      string // of the failed stage
-	row, rows int
-	got       []float32 // of the failed stage, before its last rounding
-	passes    bool
+	local    *localTrace
+	name     string   // of the failed stage
+	own      []string // of the trial
+	from, to int      // the sampled rows, of so many
+	rows     int
+	got      []float32 // last row of the failed stage, before its last rounding
+	passes   bool
 }
 
-// rowOf is the sampled row of an activation.
-func (s *sampling) rowOf(values []float32) []float32 {
+// sampled returns the sampled rows of an activation.
+func (s *sampling) sampled(values []float32) []float32 {
 	n := len(values) / s.rows
-	return slices.Clone(values[s.row*n : (s.row+1)*n])
+	return slices.Clone(values[s.from*n : s.to*n])
 }
 
 // Stage implements model.Trace.
 func (s *sampling) Stage(name string, x *bounds.Value) error {
 	j := s.local.pass.job
-	if e := j.pack.Manifest.Tensors[name]; !j.pack.Has(name) || e.Elements() != s.rows*len(x.Values) {
+	e := j.pack.Manifest.Tensors[name]
+	if slices.Contains(s.own, name) || !j.pack.Has(name) || e.Elements()*(s.to-s.from) != s.rows*len(x.Values) {
 		return nil
 	}
 	values, err := j.pack.Float32s(name)
 	if err != nil {
 		return err
 	}
-	want := s.rowOf(values)
+	want := s.sampled(values)
 	if name != s.name {
 		x.Replace(want)
 		s.local.attribution.checked(x)
 		return nil
 	}
-	s.got = slices.Clone(x.Values)
+	last, n := s.to-s.from-1, len(want)/(s.to-s.from)
+	s.got = slices.Clone(x.Values[last*n:])
 	factor, _ := j.options.factor(name)
-	d := bounds.Measure(x, want, bounds.SelectRows(want, x.Width(), nil), factor)
+	before := slices.Repeat([]bool{true}, len(want)/x.Width())
+	clear(before[last*n/x.Width():])
+	d := bounds.Measure(x, want, bounds.SelectRows(want, x.Width(), before), factor)
 	s.passes = d.Finite && d.Largest <= bounds.Lambda
 	return errKnown
 }
@@ -388,8 +411,8 @@ func (s *sampling) TopK(name string, ours *choice) error {
 		return nil
 	}
 	want, err := golden.Ints(name)
-	if len(want) == s.rows*len(ours.Idx) {
-		copy(ours.Idx, want[s.row*len(ours.Idx):])
+	if n := s.to - s.from; len(want)*n == s.rows*len(ours.Idx) {
+		copy(ours.Idx, want[s.from*len(ours.Idx)/n:])
 	}
 	return err
 }

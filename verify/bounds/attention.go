@@ -151,7 +151,15 @@ func (s *queries) addTo(y, probs, vT *Value, t int) {
 	keys, width, dim := probs.Width(), y.Width(), s.q.Width()
 	row := (t/s.n)*s.q.Shape[2] + s.first + t%s.n
 	k, values, p := s.k.matrixAt(groupOf(t/s.n, s.q, s.k)), vT.matrixAt(groupOf(t/s.n, probs, vT)), probs.Row(t)
+	for len(p) > 0 && p[len(p)-1] == 0 { // later keys
+		p = p[:len(p)-1]
+	}
 	var moves []float64
+	column := func(c int) []float32 { return values.y[c*keys:][:len(p)] }
+	add := func(c int, v, sum float64) {
+		i := t*width + c
+		y.Set(i, float64(y.Values[i]), y.Variance(i)+float64(v*Sq(sum*s.by)))
+	}
 	for d := range dim {
 		v := s.q.Variance(row*dim + d)
 		if q := float64(s.q.Values[row*dim+d]); v <= Sq(64*q) { // exact, or of float32: a flip of 16 bits is larger
@@ -165,13 +173,27 @@ func (s *queries) addTo(y, probs, vT *Value, t int) {
 		for j, pj := range p {
 			moves = append(moves, float64(pj)*(float64(k.y[j*dim+d])-mean))
 		}
-		for c := range width {
-			sum, of := 0.0, values.y[c*keys:(c+1)*keys]
+		c := 0
+		for ; c+4 <= width; c += 4 { // four sums at a time, as each addition waits for the one before
+			of0, of1, of2, of3 := column(c), column(c+1), column(c+2), column(c+3)
+			var sum0, sum1, sum2, sum3 float64
 			for j, m := range moves {
-				sum += float64(m * float64(of[j]))
+				sum0 += float64(m * float64(of0[j]))
+				sum1 += float64(m * float64(of1[j]))
+				sum2 += float64(m * float64(of2[j]))
+				sum3 += float64(m * float64(of3[j]))
 			}
-			i := t*width + c
-			y.Set(i, float64(y.Values[i]), y.Variance(i)+float64(v*Sq(sum*s.by)))
+			add(c, v, sum0)
+			add(c+1, v, sum1)
+			add(c+2, v, sum2)
+			add(c+3, v, sum3)
+		}
+		for ; c < width; c++ {
+			sum := 0.0
+			for j, of := range column(c) {
+				sum += float64(moves[j] * float64(of))
+			}
+			add(c, v, sum)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func latentMistakes(f *Failure) (list []mistake) {
 		for _, rotated := range []string{to, "f32"} {
 			undo := func(x *Trial) string {
 				how := x.knownRounding()
-				how.LatentCache = []string{to, rotated}
+				how.LatentCache, x.Causal = []string{to, rotated}, to != "fp8-tensor"
 				if slices.Equal(how.LatentCache, f.How.LatentCache) {
 					return ""
 				}

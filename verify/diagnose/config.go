@@ -78,6 +78,14 @@ func attentionMistakes(f *Failure) []mistake {
 			return missingScaling(&s)
 		}})
 	}
+	for i, m := range list {
+		if m.id != "padding-mask" {
+			list[i].undo = func(x *Trial) string {
+				x.Causal = true
+				return m.undo(x)
+			}
+		}
+	}
 	return list
 }
 

@@ -134,16 +134,17 @@ func (f *Failure) explanations(ctx context.Context) (causes, hints []report.Caus
 
 // try undoes the mistake and runs the layer. It returns the mistake with the number of failed stages that pass then;
 // nil if the failed stage still fails, or if another stage fails that passed. explained are those that pass. A mistake that
-// was not read off the failed stage is first tried on that stage alone.
+// was not read off the failed stage is first tried on that stage alone; one that is Causal on a few of its tokens.
 func (f *Failure) try(ctx context.Context, m mistake, readOff bool) (cause *report.Cause, explained []string, err error) {
 	x := f.NewTrial()
 	text := m.undo(x)
 	if text == "" || m.experts && f.Kind == pack.ExpertsOutput && !f.nearSum(x) {
 		return nil, nil, ctx.Err()
 	}
-	if !readOff { // the failed stage first, in one row if that tells
+	if !readOff || x.Causal { // the failed stage first, in one row if that tells
 		known, passes, err := f.Sample(ctx, x)
-		if !known && err == nil {
+		passes = passes || !known && readOff
+		if !known && !readOff && err == nil {
 			var stages map[string]bool
 			stages, err = f.Rerun(ctx, x, []string{f.Name})
 			passes = stages[f.Name]

@@ -264,6 +264,7 @@ type Trial struct {
 	Rounded bounds.Roundings // weights that the reference had before they were rounded
 	How     *pack.Arithmetic // of an engine
 	Own     []string         // stages in whose place the golden is not put
+	Causal  bool             // what differs in a token depends on no later one
 	Rows    []int            // row of the layer's input in the place of each token's; nil if it is its own
 }
 
