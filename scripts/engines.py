@@ -46,6 +46,22 @@ SMALL = {
     "mlx-v32": ("mlx", "v32", "f32", "--random", "1x16"),
     "vllm-v3": ("torch", "v3", None, "5,3"),
 }
+# Of fixtures/blocks, models that llama.cpp's own converter makes files of: keys that published configs have beside the saved
+# ones, and the cause that explains llama.cpp's known deviation. A name after "/" tells models with the same fixture apart.
+LLAMA_BLOCKS = {"afmoe": ({"route_norm": True}, None), "afmoe/planted": ({"route_norm": False}, "norm-topk"),
+                "laguna": ({}, "logit-softcap"), "laguna/uncapped": ({"moe_router_logit_softcapping": 0.0}, None)}
+# Runs that converter on a checkpoint without a vocabulary: the directory of llama.cpp, the checkpoint, the file to write.
+CONVERTER = """
+import pathlib, sys
+llama, checkpoint, file = map(pathlib.Path, sys.argv[1:])
+sys.path[:0] = [str(llama), str(llama / "gguf-py")]
+import gguf, torch
+from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+cls = get_model_class(get_model_architecture(ModelBase.load_hparams(checkpoint, False), ModelType.TEXT))
+cls.set_vocab = lambda self: (self.gguf_writer.add_tokenizer_model("no_vocab"), self.gguf_writer.add_vocab_size(self.hparams["vocab_size"]))
+with torch.inference_mode():
+    cls(checkpoint, gguf.LlamaFileType.ALL_F32, file).write()
+"""
 # All widths of v3-wide are multiples of 256, so that its K forms have K blocks; those of fixtures fall back to Q8_0 and Q5_0.
 WIDE = {"num_hidden_layers": 3, "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 16,
         "q_lora_rank": 256, "kv_lora_rank": 256, "qk_nope_head_dim": 256, "v_head_dim": 64}
@@ -218,6 +234,21 @@ class Engines:
             self.judge(os.path.join(fixtures, family, "checkpoint"), self.at("blocks", name), f"transformers {family} {fault}".strip(), None,
                        fails=bool(fault), stage=stage)
 
+    def llama_blocks(self):
+        """What llama.cpp computes of such families, judged by the checkpoints that its converter read."""
+        for name, (keys, cause) in LLAMA_BLOCKS.items():
+            row, source = f"llama.cpp {name}", self.at("blocks-" + name.replace("/", "-"))
+            shutil.copytree(os.path.join(FIXTURES, "blocks", name.partition("/")[0], "checkpoint"), source)
+            with open(os.path.join(source, "config.json"), encoding="utf-8") as f:
+                config = json.load(f)
+            with open(os.path.join(source, "config.json"), "w", encoding="utf-8") as f:
+                json.dump(config | keys, f)
+            self.run(sys.executable, "-c", CONVERTER, os.environ["LLAMA_SOURCE"], source, source + ".gguf")
+            for steps in STEPS:
+                pack = "-".join([source, "trace", *steps])
+                self.record("llama", source + ".gguf", pack, "--random", "1x48", "--cache", "f32", *steps)
+                self.judge(source, pack, " ".join([row, *steps]), cause)
+
     def refused(self):
         """Recorders without their engine, and under the name of what they import, say so in one line."""
         for engine, file, said in (("mlx", "trace_mlx.py", "pip install mlx-lm"), ("torch", "dsmoe_trace.py", "the engine's own Python"),
@@ -267,6 +298,7 @@ def main(work, *selected):
     if not selected:
         e.refused()
         e.blocks()
+        e.llama_blocks()
         for name, engine in SERVED.items():
             e.server(name, *engine)
         for name, how in DUMPED.items():

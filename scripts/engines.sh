@@ -13,6 +13,9 @@ if [ ! -e "$venv" ]; then
   CMAKE_ARGS=-DLLAVA_BUILD=OFF CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-2} \
     "$venv/bin/pip" install --quiet -r scripts/requirements-engines.txt
 fi
+"$venv/bin/pip" download --quiet --no-deps --no-binary llama-cpp-python --dest "$work" llama-cpp-python==0.3.36
+mkdir "$work/source" # with llama.cpp's converter
+tar -xzf "$work"/llama_cpp_python-*.tar.gz -C "$work/source" --strip-components 1
 servers=${SERVERS_VENV:-$work/servers}
 if [ ! -e "$servers" ]; then
   python3 -m venv "$servers"
@@ -24,4 +27,4 @@ go build -o "$work/dsmoe" ./cmd/dsmoe
 "$work/dsmoe" trace-script llama > "$work/trace_llama.py"
 "$work/dsmoe" trace-script mlx > "$work/trace_mlx.py"
 "$work/dsmoe" trace-script torch > "$work/dsmoe_trace.py"
-SERVERS_PYTHON=$servers/bin/python "$venv/bin/python" scripts/engines.py "$work" "$@"
+LLAMA_SOURCE=$work/source/vendor/llama.cpp SERVERS_PYTHON=$servers/bin/python "$venv/bin/python" scripts/engines.py "$work" "$@"
