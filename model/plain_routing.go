@@ -82,7 +82,7 @@ func (p *Plain) GroupWorth(scores *Activation, groups, best int) *Activation {
 		for _, v := range sorted[size-best:] {
 			sum += v
 		}
-		y.Values[i] = sum
+		y.Values[i] = kernel.Rounded(sum, y.format())
 	}
 	return y
 }

@@ -20,6 +20,7 @@ import (
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
+	"dsmoe/verify/bounds"
 	"dsmoe/verify/pack"
 	"dsmoe/verify/report"
 )
@@ -211,6 +212,52 @@ func TestBlocksOfLlama(t *testing.T) {
 		}
 		require.Equal(t, len(x.more), skipped, x.family)
 	}
+}
+
+// TestBlocksOfOneToken: of one token, and of equal ones, the MLPs are compared as of others: attention is not asked for.
+func TestBlocksOfOneToken(t *testing.T) {
+	for _, family := range blockFamilies {
+		c, p := open(t, "blocks/"+family+"/golden-f32")
+		one, err := p.First(c.Config, 1, func(pack.Stage) bool { return true })
+		require.NoError(t, err)
+		r := run(t, c.Config, c, one, verify.Options{})
+		require.Equal(t, report.Pass, r.Verdict, "%s: %v", family, r.Reasons)
+	}
+}
+
+// TestLogitsThatAreWidened: logits that were rounded to BF16, and are float32 numbers in the pack, are judged as rounded ones:
+// where they lie between two numbers of BF16, bounds are as wide as these are apart.
+func TestLogitsThatAreWidened(t *testing.T) {
+	widest := 0.0
+	for factor := float32(1.0); factor < 2; factor += 1.0 / 64 {
+		c, p := open(t, "blocks/afmoe/golden-bf16")
+		l := p.Manifest.Block.Layers[0]
+		in, err := p.Input()
+		require.NoError(t, err)
+		name := pack.StageOf(l, pack.AttentionNorm)
+		taken, err := p.Float32s(name)
+		require.NoError(t, err)
+		x := tensor.Tensor{DType: tensor.BF16, Shape: p.Manifest.Tensors[name].Shape}
+		for i, v := range taken {
+			taken[i] = tensor.Rounded(v*factor, tensor.BF16)
+			x.Data = binary.LittleEndian.AppendUint16(x.Data, uint16(math.Float32bits(taken[i])>>16))
+		}
+		m, err := model.Load(c.Config, c)
+		require.NoError(t, err)
+		p.Replaced = map[string]tensor.Tensor{name: x}
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Trace: planted{p},
+			Arithmetic: model.NewPlain(model.Options{DType: tensor.BF16})}
+		_, err = net.Layer(context.Background(), l, &model.Activation{Shape: x.Shape, Values: taken, DType: tensor.BF16})
+		require.NoError(t, err)
+		r := run(t, c.Config, c, p, verify.Options{})
+		for _, check := range r.Checks {
+			if check.Stage().Kind == pack.GateLogits && check.Sees != nil {
+				widest = max(widest, float64(*check.Sees))
+				require.False(t, check.Blind)
+			}
+		}
+	}
+	require.Greater(t, widest, bounds.Blindness(tensor.F32))
 }
 
 // TestBlocksOfWholeModels: of a pack of MLPs alone no more is asked, and no more said, though attention could be computed.

@@ -283,7 +283,7 @@ func (t *localTrace) judgeDistances(c *report.Check, x *bounds.Value, d *bounds.
 	c.Z, c.RMSZ, c.Sees, c.Beyond = report.JSONFloat(d.Largest), report.JSONFloat(d.Rms), report.JSONFloat(d.Sees),
 		d.Beyond
 	c.Sigma = report.JSONFloat(d.At.Sigma)
-	c.Blind = d.SaysNothing(x.DType, t.blindAs(x, rounded))
+	c.Blind = d.SaysNothing(x.DType, t.blindAs(c.Tensor, x, rounded))
 	margin = d.Largest / bounds.Lambda
 	if x.DType == tensor.F32 {
 		return max(margin, judgeLines(c, d, &l, x.Width(), independent, rows.Distinct, rounded != x.DType, x.ColumnsShare))
@@ -358,9 +358,12 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 	return d
 }
 
-// blindAs is the dtype whose blindness holds for the bounds of x: the coarsest of the dtype to which weights were
-// rounded and of the forms to which an engine rounds the inputs of products.
-func (t *localTrace) blindAs(x *bounds.Value, rounded tensor.DType) tensor.DType {
+// blindAs is the dtype whose blindness holds for the bounds of x, a stage's: the coarsest of the dtype to which weights were
+// rounded, that of logits before they are widened, and the forms to which an engine rounds the inputs of products.
+func (t *localTrace) blindAs(stage string, x *bounds.Value, rounded tensor.DType) tensor.DType {
+	if j := t.pass.job; j.model.Config.Rules().Router.WidensLogits && pack.Parse(stage).Kind == pack.GateLogits && rounded == tensor.F32 {
+		rounded = j.pack.DType
+	}
 	if !t.pass.job.pack.IsTrace() {
 		if t.pass.job.operands != bounds.Whole && rounded == tensor.F32 {
 			return tensor.F16 // which has as many bits as TF32

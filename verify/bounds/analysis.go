@@ -343,7 +343,7 @@ func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 				logistic = s / g
 			}
 			slope := logistic + float64(s*(1-logistic))
-			own := float64(Sq(exponential*s) * (1 + float64(0.1*Sq(min(g, 0)))))
+			own := float64(Sq(exponential*s)*(1+float64(0.1*Sq(min(g, 0))))) + overflow(logistic, s)
 			if y.common != nil && vg == 0 && gate.Values[i] == limit {
 				y.common.Values[i], own = float32(math.Sqrt(own)*float64(up.Values[i])), 0
 			}

@@ -405,7 +405,7 @@ func siluErrors(x uncertain, s float64) (float64, float64) {
 		logistic = s / x.y
 	}
 	slope := logistic + float64(s*(1-logistic))
-	v := throughSiLU(x.y, slope, x.v) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(x.y, 0)))))
+	v := throughSiLU(x.y, slope, x.v) + float64(2.25*Sq(s)*(1+float64(0.1*Sq(min(x.y, 0))))) + overflow(logistic, s)
 	return s, roughly(s, v)
 }
 

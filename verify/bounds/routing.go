@@ -96,7 +96,7 @@ func (a *Analysis) AddBias(scores *Value, bias *model.Weight) *Value {
 }
 
 // GroupWorth implements model.Arithmetic: the sum of the best scores' v, + worth² if they
-// are several.
+// are several, a rounding point.
 func (a *Analysis) GroupWorth(scores *Value, groups, best int) *Value {
 	scores = a.settle(scores.choosing())
 	y := a.computed(a.plain.GroupWorth(scores.wide(), groups, best), scores.DType)
@@ -107,10 +107,12 @@ func (a *Analysis) GroupWorth(scores *Value, groups, best int) *Value {
 		for _, e := range model.TopK(scores.Values[i*size:(i+1)*size], best) {
 			v += scores.Variance(i*size + e)
 		}
+		sum := float64(worth)
 		if best > 1 {
-			v += Sq(float64(worth))
+			v += Sq(sum)
+			sum, v = point(PrecisionOf(scores.DType), sum, v)
 		}
-		y.Set(i, float64(worth), v)
+		y.Set(i, sum, v)
 	}
 	return y.inherit(scores)
 }

@@ -192,7 +192,16 @@ func exactly(y, v float64) float64 {
 
 // roughly is the variance of a result y beside v where the reference's float32 rounding and
 // our own may differ.
-func roughly(y, v float64) float64 { return float64(v) + 2*Sq(y)/3 + denormal }
+func roughly(y, v float64) float64 { return float64(v) + 2*Sq(y)/3 + denormal + overflow(y, y) }
+
+// overflow is the variance of y, which has a factor that is a logistic function or an exponential: the reference may have 0
+// in place of a denormal one. It has 1/(1 + e^88.8) = 0, as e^88.8 is infinite in float32.
+func overflow(factor, y float64) float64 {
+	if math.Abs(factor) < leastNormal {
+		return Sq(y / Unit)
+	}
+	return 0
+}
 
 // denormal is the variance of one unit of the smallest float32 values, which are spaced
 // wider than 2u of their size.
