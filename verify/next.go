@@ -22,8 +22,13 @@ func advise(e *evidence, r *report.Report) (err error) {
 	}
 	r.OtherWeights = otherWeights(r, same)
 	weights, ran := e.behind[*r.FirstDivergence]
+	first := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == *r.FirstDivergence })]
 	switch s := pack.Parse(*r.FirstDivergence); {
 	case r.Cause != nil || r.Mode != report.Local:
+		return err
+	case strings.HasPrefix(first.Reason, "dtype: ") || strings.HasPrefix(first.Reason, "shape: "):
+		r.Next = &report.Next{Text: "no value of this stage was compared: look at how it was computed and recorded, not " +
+			"at weights", Weights: []string{}}
 		return err
 	case !ran && s.Within == pack.TopKIdx: // a choice is no value with weights behind it
 		if names := e.deciding(s); len(names) > 0 {
@@ -33,7 +38,6 @@ func advise(e *evidence, r *report.Report) (err error) {
 	case !ran:
 		return err
 	}
-	first := r.Checks[slices.IndexFunc(r.Checks, func(c report.Check) bool { return c.Tensor == *r.FirstDivergence })]
 	names, experts := []string{}, slices.Concat(first.Experts, first.ExpertOneOf)
 	for _, name := range weights {
 		if w := e.job.weights.Find(name); len(experts) == 0 || w != nil && slices.Contains(experts, w.Expert) {

@@ -391,6 +391,8 @@ func TestGoldensThatCannotBe(t *testing.T) {
 			c, _ := open(t, "v1-base/golden-f32")
 			r := run(t, c.Config, c, must(pack.Open(dir)), verify.Options{})
 			require.Equal(t, test.stage, *r.FirstDivergence)
+			misfit := strings.HasPrefix(test.want, "dtype: ") || strings.HasPrefix(test.want, "shape: ")
+			require.Equal(t, misfit, r.Next != nil && strings.HasPrefix(r.Next.Text, "no value of this stage was compared"))
 			for _, check := range r.Checks {
 				if check.Tensor != test.stage {
 					after := *r.FirstDivergence == idx && strings.HasPrefix(check.Tensor, layer+"mlp.")
