@@ -511,19 +511,22 @@ func TestFaultyEnginesAreNamed(t *testing.T) {
 	}
 }
 
+// inE4M3 is a number in E4M3 in steps, in a dtype.
+func inE4M3(v float32, step float64, d tensor.DType) float32 {
+	code := max(-448, min(float64(v/float32(step)), 448))
+	if code == 0 {
+		return 0
+	}
+	unit := math.Exp2(max(math.Floor(math.Log2(math.Abs(code))), -6) - 3)
+	return tensor.Rounded(float32(math.RoundToEven(code/unit)*unit*float64(float32(step))), d)
+}
+
 // cachingLatents rounds latents to E4M3 in steps, 0 for a 448th of a layer's largest latent, and the key's part with RoPE
 // unless that stays as it is.
 func cachingLatents(step float64, rotated bool) func(f *faulty) {
 	var dtype tensor.DType
 	ofLayer := step == 0
-	code := func(v float32) float32 {
-		code := max(-448, min(float64(v/float32(step)), 448))
-		if code == 0 {
-			return 0
-		}
-		unit := math.Exp2(max(math.Floor(math.Log2(math.Abs(code))), -6) - 3)
-		return tensor.Rounded(float32(math.RoundToEven(code/unit)*unit*float64(float32(step))), dtype)
-	}
+	code := func(v float32) float32 { return inE4M3(v, step, dtype) }
 	return func(f *faulty) {
 		linear, scores := f.linear, f.scores
 		f.linear = func(x *activation, l *model.Linear) *activation {
@@ -595,6 +598,68 @@ func TestLatentCaches_every(t *testing.T) {
 		require.Equal(t, report.Fail, r.Verdict)
 		require.Len(t, r.Causes, 1, "%v", c)
 		require.Contains(t, r.Causes[0].String(), c.cause)
+	}
+}
+
+// TestCachesOfKeysAndValues_every: a cache of keys and values in E4M3 passes if it is declared; else it is the cause, with its step.
+// Queries and probabilities are not rounded with it.
+func TestCachesOfKeysAndValues_every(t *testing.T) {
+	t.Parallel()
+	for _, fixture := range []string{"glm4-moe", "v1-base", "v3-trained"} {
+		for _, bf16 := range []bool{false, true} {
+			for word, steps := range map[string]func(row, all []float32) float64{
+				"fp8":          func(_, _ []float32) float64 { return 1 },
+				"fp8:0.015625": func(_, _ []float32) float64 { return 0x1p-6 },
+				"fp8-tensor":   func(_, all []float32) float64 { return float64(max(slices.Max(all), -slices.Min(all)) / 448) },
+				"fp8-token":    func(row, _ []float32) float64 { return float64(max(slices.Max(row), -slices.Min(row)) / 448) },
+			} {
+				if fixture != "glm4-moe" && (!bf16 || word != "fp8:0.015625") && !configtest.Every(t) {
+					continue
+				}
+				coded := func(x *activation) *activation {
+					x = each(x, func(v float32) float32 { return v })
+					for all, r := slices.Clone(x.Values), 0; r < x.Rows(); r++ {
+						if step := steps(x.Row(r), all); step > 0 {
+							for i, v := range x.Row(r) {
+								x.Row(r)[i] = inE4M3(v, step, x.DType)
+							}
+						}
+					}
+					return x
+				}
+				turned := func(x *activation) *activation {
+					y := each(x, func(v float32) float32 { return v })
+					n := len(x.Shape)
+					rows, cols := x.Shape[n-2], x.Shape[n-1]
+					y.Shape = slices.Concat(x.Shape[:n-2], []int{cols, rows})
+					for i, v := range x.Values {
+						y.Values[i/(rows*cols)*rows*cols+i%cols*rows+i/cols%rows] = v
+					}
+					return y
+				}
+				e := engine{inputs: engineForms["F32"], bf16: bf16, declares: &pack.Arithmetic{}, fault: func(f *faulty) {
+					scores, context := f.scores, f.context
+					f.scores = func(q, k *activation, first, n int, s *model.Scoring) *activation {
+						return scores(q, coded(k), first, n, s)
+					}
+					f.context = func(probs, vT *activation) *activation { return context(probs, turned(coded(turned(vT)))) }
+				}}
+				checkpoint, p := open(t, fixture+"/golden-f32")
+				p = e.trace(t, checkpoint.Config, checkpoint, p)
+				r := run(t, checkpoint.Config, checkpoint, p, verify.Options{})
+				require.Len(t, r.Causes, 1, "%s %v %s", fixture, bf16, word)
+				said := r.Causes[0].String()
+				require.True(t, strings.HasPrefix(said, "cache-rounded: the engine rounded keys and values to "+word+", and declares nothing") ||
+					strings.HasSuffix(said, "; the first values are the same in steps of "+strings.TrimPrefix(word, "fp8:")), said)
+				p.Manifest.Arithmetic = &pack.Arithmetic{Cache: word, Attention: []string{pack.Eager}}
+				r = run(t, checkpoint.Config, checkpoint, p, verify.Options{Undiagnosed: true})
+				if fixture == "v3-trained" && bf16 && strings.HasPrefix(word, "fp8-") { // 448ths of numbers in BF16 are near ties
+					require.NotEqual(t, report.Fail, r.Verdict, "%s: %v", word, r.FirstDivergence)
+					continue
+				}
+				require.Equal(t, report.Pass, r.Verdict, "%s %v %s: %v %v", fixture, bf16, word, r.FirstDivergence, r.Reasons)
+			}
+		}
 	}
 }
 

@@ -20,7 +20,8 @@ type Engine struct {
 	// Inputs returns what the input of a product is rounded to: of an absorbed weight that of the product that gives
 	// keys, and of the one that gives values, else both are the same.
 	Inputs func(w *model.Weight) (keys, values *Rounding)
-	Cache  *Rounding // what keys and values are rounded to, and with them queries and probabilities
+	// Cache is what keys and values are rounded to, and with them queries and probabilities; to E4M3 keys and values alone.
+	Cache *Rounding
 	// Latents returns, of the weight that makes keys and values of latents, what latents are rounded to, and the key's part
 	// with RoPE behind so many columns, as a cache of latents holds them. It is nil if nothing is.
 	Latents func(w *model.Weight) (latents, rotated *Rounding, columns int)
@@ -52,6 +53,12 @@ type Rounding struct {
 	sums     bool // the sum of a block's codes times the step is stored in F16, too, for weights with a minimum
 }
 
+// mostE4M3 is the largest number of E4M3.
+const mostE4M3 = 448
+
+// isE4M3 reports whether codes are of E4M3.
+func (r *Rounding) isE4M3() bool { return r != nil && r.most == mostE4M3 }
+
 // RoundingOf returns the rounding of that name, nil for f32; known is false if there is none:
 //
 //	f32         none
@@ -67,7 +74,7 @@ type Rounding struct {
 //
 // Numbers beyond the largest of E4M3, 448, become 448.
 func RoundingOf(name string) (r *Rounding, known bool) {
-	const integer, largest = 127, 448 // no code is larger
+	const integer = 127 // no code is larger
 	codes, fp8 := newPrecision(8, 7, math.MaxFloat32), newPrecision(4, -6, math.MaxFloat32)
 	known = true
 	switch name {
@@ -83,19 +90,19 @@ func RoundingOf(name string) (r *Rounding, known bool) {
 	case "q8_k":
 		r = &Rounding{to: codes, block: 256, most: integer}
 	case "fp8":
-		r = &Rounding{to: fp8, most: largest}
+		r = &Rounding{to: fp8, most: mostE4M3}
 	case "fp8-1x128":
-		r = &Rounding{to: fp8, block: 128, most: largest}
+		r = &Rounding{to: fp8, block: 128, most: mostE4M3}
 	case "fp8-tensor":
-		r = &Rounding{to: fp8, block: -1, most: largest}
+		r = &Rounding{to: fp8, block: -1, most: mostE4M3}
 	case "fp8-token":
-		r = &Rounding{to: fp8, block: math.MaxInt32, most: largest}
+		r = &Rounding{to: fp8, block: math.MaxInt32, most: mostE4M3}
 	default:
 		step, of := strings.CutPrefix(name, "fp8")
 		how, step := step[:min(1, len(step))], step[min(1, len(step)):]
 		each, err := strconv.ParseFloat(step, 32)
 		if known = of && strings.Contains(":/*", how) && err == nil && each > 0; known {
-			r = &Rounding{to: fp8, most: largest, each: each}
+			r = &Rounding{to: fp8, most: mostE4M3, each: each}
 		}
 		switch {
 		case known && how == "/":
@@ -230,7 +237,9 @@ func (e *engine) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 		if e.latent != nil {
 			e.q, e.k = e.absorbedQueries(q), e.latentKeys(k)
 		}
-		if e.k = e.rounded(e.k, e.Cache); !e.Flash || e.Narrow || e.Cache != nil && e.Cache.block != 0 {
+		if e.Cache.isE4M3() {
+			e.k = e.kept(e.k, e.Cache)
+		} else if e.k = e.rounded(e.k, e.Cache); !e.Flash || e.Narrow || e.Cache != nil && e.Cache.block != 0 {
 			e.q = e.rounded(e.q, e.Cache)
 		}
 		if e.Cache != nil && e.k.sigma != nil { // all queries have the same other roundings of a key
@@ -248,13 +257,16 @@ func (e *engine) Scores(q, k *Value, first, n int, s *model.Scoring) *Value {
 // values.
 func (e *engine) Context(probs, vT *Value) *Value {
 	if e.seenV != vT {
-		if e.seenV = vT; e.latent != nil {
+		switch e.seenV = vT; {
+		case e.latent != nil:
 			e.v = turned(columns(e.k, e.k.Width()-e.latent.Width(), e.k.Width()))
-		} else {
+		case e.Cache.isE4M3():
+			e.v = turned(e.kept(turned(e.settle(vT)), e.Cache))
+		default:
 			e.v = turned(e.rounded(turned(e.settle(vT)), e.Cache))
 		}
 	}
-	if !e.Flash {
+	if !e.Flash && !e.Cache.isE4M3() {
 		moved := probs.queries
 		probs = e.rounded(probs, e.Cache)
 		probs.queries = moved
@@ -470,7 +482,7 @@ func (e *engine) rounded(x *Value, to *Rounding) *Value {
 	return y.inherit(x)
 }
 
-// kept is x as a cache of latents gives it back: rounded, and cast to x's dtype.
+// kept is x as a cache gives it back: rounded, and cast to x's dtype.
 func (e *engine) kept(x *Value, to *Rounding) *Value {
 	if to == nil {
 		return x

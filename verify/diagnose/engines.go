@@ -69,15 +69,7 @@ func engineMistakes(f *Failure) []mistake {
 				}})
 		}
 	}
-	for _, cache := range pack.Roundings("") {
-		list = append(list, mistake{id: "cache-rounded", kinds: attendStages, unless: "cache-rounded",
-			undo: func(x *Trial) string {
-				how := x.knownRounding()
-				how.Cache = cache
-				return rounded("keys and values", cache, f.How.Cache)
-			}})
-	}
-	return list
+	return append(list, cacheMistakes(f)...)
 }
 
 // undoReplayedZeros takes scores that are 0 but for the experts that the router chooses by itself, whatever experts it

@@ -28,10 +28,11 @@ type Arithmetic struct {
 	// what the input of a product is rounded to, by the dtype that its weight is stored in: f32, bf16, f16, q8_0, q8_1,
 	// q8_k, fp8, fp8-1x128, fp8-token or fp8-tensor
 	Activations map[string]string `json:"activations,omitempty"`
-	// what keys and values are rounded to, and with them queries and probabilities: likewise
+	// what keys and values are rounded to, and with them queries and probabilities: likewise, or fp8:STEP, E4M3 in steps of a
+	// number; with E4M3 keys and values alone
 	Cache string `json:"cache,omitempty"`
-	// what latents are rounded to, and the key's part with RoPE, before kv_b_proj and scores read them: likewise, or
-	// fp8:STEP, E4M3 in steps of a number; one word is for both
+	// what latents are rounded to, and the key's part with RoPE, before kv_b_proj and scores read them: likewise; one word
+	// is for both
 	LatentCache []string `json:"latent_cache,omitempty"`
 	// eager, sdpa or flash, and absorbed where the weights of latent attention are multiplied into queries and contexts
 	Attention []string `json:"attention,omitempty"`
@@ -129,14 +130,17 @@ func (m *Manifest) checkEngine(add func(cause string, args ...any)) {
 		}
 		one("activations: "+text.Quote(form), a.Activations[form], Roundings(form)...)
 	}
-	if a.Cache != "" {
-		one("cache", a.Cache, Roundings("")...)
-	}
-	for _, word := range a.LatentCache {
+	cached := func(member, word string) {
 		step, scaled := strings.CutPrefix(word, "fp8:")
 		if v, err := strconv.ParseFloat(step, 64); !scaled || err != nil || !(v > 0) || v > math.MaxFloat32 {
-			one("latent_cache", word, append(Roundings(""), "fp8:STEP")...)
+			one(member, word, append(Roundings(""), "fp8:STEP")...)
 		}
+	}
+	if a.Cache != "" {
+		cached("cache", a.Cache)
+	}
+	for _, word := range a.LatentCache {
+		cached("latent_cache", word)
 	}
 	if len(a.LatentCache) > 2 {
 		add("arithmetic: latent_cache: %d words, at most one for latents and one for keys with RoPE", len(a.LatentCache))
