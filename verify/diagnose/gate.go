@@ -111,14 +111,14 @@ func gateMistakes(f *Failure) []mistake {
 	}
 	for n := 1; n < f.Model.Config.Router.NGroup; n++ { // of all groups: no limit
 		list = append(list, mistake{id: "topk-group", kinds: choice, undo: func(x *Trial) string {
-			r, moe := &x.Config.Router, x.Config.MoE
-			if !x.Config.LimitsGroups() || n*(moe.NRoutedExperts/r.NGroup) < moe.NumExpertsPerTok {
+			r := &x.Config.Router
+			if !x.Config.LimitsGroups() || n*(x.Config.Choices()/r.NGroup) < x.Config.MoE.NumExpertsPerTok {
 				return ""
 			}
 			return ran("topk_group", &r.TopKGroup, n)
 		}})
 	}
-	for n := 1; n <= f.Model.Config.MoE.NRoutedExperts; n++ {
+	for n := 1; n <= f.Model.Config.Choices(); n++ {
 		list = append(list, mistake{id: "group-count", kinds: choice, undo: func(x *Trial) string {
 			r := &x.Config.Router
 			if !hasGroups(&x.Config) || n <= r.TopKGroup || !holds(&x.Config, n, r.TopKGroup) {
@@ -151,9 +151,10 @@ func hasGroups(c *config.Config) bool {
 	return c.LimitsGroups() && c.Router.TopKGroup < c.Router.NGroup
 }
 
-// holds reports whether the experts can be in n groups such that the chosen groups hold enough experts for a token.
+// holds reports whether the experts, those without weights among them, can be in n groups such that the chosen groups hold
+// enough experts for a token.
 func holds(c *config.Config, n, chosen int) bool {
-	experts := c.MoE.NRoutedExperts
+	experts := c.Choices()
 	return experts%n == 0 && experts/n >= 2 && chosen*(experts/n) >= c.MoE.NumExpertsPerTok
 }
 
