@@ -96,7 +96,7 @@ func (r *Report) writeAccepted(f *facts) {
 		f.add("accepted", "%s: %s", a.ID, a.Text)
 		f.add("", "explains %s", text.Some(r.grouped(func(c *Check) bool { return slices.Contains(a.Stages, c.Tensor) }), 4, ", "))
 	}
-	if unused := r.UnusedAcceptances(); unused != nil && r.Verdict == Fail {
+	if unused := r.UnusedAcceptances(); len(unused) > 0 && r.Verdict == Fail {
 		f.add("accepted", "%s explains no stage completely", strings.Join(unused, ", "))
 	}
 }
