@@ -4,6 +4,8 @@ package plan
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -45,7 +47,7 @@ func editDocument(document []byte, edits []edit) ([]byte, error) {
 		}
 		changed, err := editDocument(document[m.value:m.end], inside)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", m.key, err)
 		}
 		edits = append(others, edit{m.key, changed})
 	}
@@ -97,6 +99,9 @@ func appendMembers(out []byte, indent string, edits []edit, first bool) []byte {
 // documentMembers finds the members of the object in document.
 func documentMembers(document []byte) (members []documentMember, err error) {
 	d := jsontext.NewDecoder(bytes.NewReader(document))
+	if d.PeekKind() != '{' {
+		return nil, errors.New("it is no object")
+	}
 	if _, err := d.ReadToken(); err != nil {
 		return nil, err
 	}

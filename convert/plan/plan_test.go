@@ -187,10 +187,16 @@ func TestEditDocument(t *testing.T) {
 		{"{\n  \"a\": 1\n}\n", []edit{{"z", []byte("2")}, {"y", nil}}, "{\n  \"a\": 1,\n  \"z\": 2\n}\n"},
 		{`{}`, []edit{{"a", []byte(`"x"`)}}, "{\"a\": \"x\"}\n"},
 		{`{"\u0061":1}`, []edit{{"a", []byte("2")}}, `{"\u0061":2}`},
+		{`{"a":{"b":1, "c":2}}`, []edit{{"a.b", []byte("3")}, {"a.c", nil}}, `{"a":{"b":3}}`},
+		{`{"a.b":1}`, []edit{{"a.b", []byte("2")}}, `{"a.b":2}`},
 	} {
 		got, err := editDocument([]byte(c.text), c.edits)
 		require.NoError(t, err)
 		require.Equal(t, c.want, string(got))
+	}
+	for _, value := range []string{"[]", "[1, 2]", "null", "7", `"x"`} {
+		_, err := editDocument([]byte(`{"a": `+value+`}`), []edit{{"a.b", []byte("2")}})
+		require.EqualError(t, err, "a: it is no object")
 	}
 }
 
