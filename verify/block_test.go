@@ -361,6 +361,58 @@ func TestBlocksOfTraces(t *testing.T) {
 	assert.Equal(t, []int{1, 2}, r.Scope.Blocks)
 }
 
+// TestBlocksThatRoundElsewhere: an engine in BF16 may round a norm before its weight, too, where the model's own class rounds
+// once, and may compute a router's logits in float32, where the class widens what it rounded. A wrong weight of that norm, or
+// of the router, fails.
+func TestBlocksThatRoundElsewhere(t *testing.T) {
+	for _, x := range []struct {
+		family string
+		ways   []string // that are recognised
+		wrong  string   // a weight that is changed
+		stage  string   // the weight's
+	}{
+		{"afmoe", []string{"norm: twice", "router: f32"}, "post_mlp_layernorm", "post_mlp_layernorm.output"},
+		{"afmoe", []string{"norm: twice", "router: f32"}, "mlp.router.gate", pack.GateLogits},
+		{"laguna", []string{"router: f32"}, "mlp.gate", pack.GateLogits},
+		{"beam", []string{"norm: twice"}, "post_feedforward_layernorm", "post_mlp_layernorm.output"},
+	} {
+		c, p := open(t, "blocks/"+x.family+"/golden-bf16")
+		in, err := p.Input()
+		require.NoError(t, err)
+		m, err := model.Load(c.Config.WithRules(func(r *config.Rules) {
+			r.NormsOnce, r.Router.RouterFloat32 = false, r.Router.RouterFloat32 || r.Router.WidensLogits
+		}), c)
+		require.NoError(t, err)
+		p.Replaced = map[string]tensor.Tensor{}
+		o := model.Options{DType: tensor.BF16}
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: model.NewPlain(o), Trace: planted{p}}
+		for _, l := range p.Manifest.Block.Layers {
+			taken, err := p.Float32s(pack.StageOf(l, pack.AttentionNorm))
+			require.NoError(t, err)
+			_, err = net.Layer(context.Background(), l, &model.Activation{Shape: []int{in.Batch, in.Seq, c.Config.HiddenSize},
+				Values: taken, DType: tensor.BF16})
+			require.NoError(t, err)
+		}
+		r := run(t, c.Config, c, p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict, "%s: a reference rounds as its classes do", x.family)
+		p.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "vllm", Version: "1"}
+		r = run(t, c.Config, c, p, verify.Options{})
+		require.Equal(t, report.Pass, r.Verdict, "%s: %v %v", x.family, r.Reasons, r.FirstDivergence)
+		var ways []string
+		for _, found := range r.Golden.Recognised {
+			for _, way := range found.Ways {
+				ways = append(ways, found.Kind+": "+way)
+			}
+		}
+		require.Equal(t, x.ways, ways, x.family)
+		l := p.Manifest.Block.Layers[0]
+		weight := pack.StageOf(l, x.wrong) + ".weight"
+		r = run(t, c.Config, replace(c, weight, scaled(t, get(t, c, weight), 1.02, 1)), p, verify.Options{})
+		require.Equal(t, report.Fail, r.Verdict, x.family)
+		require.Equal(t, pack.StageOf(l, x.stage), *r.FirstDivergence, x.family)
+	}
+}
+
 // planted is a trace that replaces the stages of a pack with those that a pass computes.
 type planted struct{ *pack.Pack }
 

@@ -21,7 +21,7 @@ func (j *job) points() bounds.Points {
 		Factor: j.model.Config.Router.RoutedScalingFactor, Of: func(w *model.Weight) (string, int) {
 			at := j.placeOf(w)
 			return operationOf(at, j.model.Config.NumHiddenLayers), at.Layer
-		}}
+		}, Reference: j.referenceWays()}
 	for _, f := range j.found {
 		for layer, way := range f.layers {
 			if p.Layers[layer] == nil {
@@ -31,6 +31,20 @@ func (j *job) points() bounds.Points {
 		}
 	}
 	return p
+}
+
+// referenceWays are the ways of rounding of the model's own classes that are not HuggingFace's usual ones.
+func (j *job) referenceWays() map[string]string {
+	ways, rules := map[string]string{}, j.model.Config.Rules()
+	if rules.NormsOnce {
+		for _, operation := range []string{bounds.Norm, bounds.LatentNorm, bounds.QKNorm} {
+			ways[operation] = bounds.Once
+		}
+	}
+	if rules.Router.WidensLogits {
+		ways[bounds.Router] = bounds.InT
+	}
+	return ways
 }
 
 // operationOf returns the operation of bounds.Points that reads the weight at a place; "" of other weights.
@@ -56,7 +70,7 @@ func operationOf(at table.Place, layers int) string {
 	case table.UpProj:
 		return map[table.Module]string{table.DenseMLP: bounds.SwiGLU, table.SharedExperts: bounds.SharedSwiGLU,
 			table.RoutedExperts: bounds.ExpertsGLU}[at.Module()]
-	case table.ENorm, table.HNorm:
+	case table.ENorm, table.HNorm, table.PostMLPLayernorm:
 		return bounds.Norm
 	default:
 		if at.Module() == table.Norms && at.Layer < 0 {
@@ -211,7 +225,8 @@ func (j *job) roundsUnknown(stage string) bool {
 // in 16 bits, where the reference does not; numbers of float32 that all are numbers of x's dtype are of that.
 func (t *pass) adopt(name string, x *bounds.Value) error {
 	d := t.job.pack.Manifest.Tensors[name].DType
-	if pack.Parse(name).Within == pack.GateLogits && t.job.engine.Rounding[bounds.Router] == bounds.InT {
+	if pack.Parse(name).Within == pack.GateLogits && t.job.engine.Rounding[bounds.Router] == bounds.InT &&
+		!t.job.model.Config.Rules().Router.WidensLogits {
 		d = t.job.pack.DType // whatever they are recorded in
 	}
 	if d == x.DType || t.job.pack.DType == tensor.F32 || !t.job.otherDType(name) {

@@ -282,7 +282,7 @@ func (t *trials) open() (open []*kind) {
 		declared = a.Rounding
 	}
 	for _, k := range kinds {
-		if k = k.with(declared); failing[k.name] && len(k.ways) > 1 {
+		if k = k.with(declared).of(t.job.referenceWays()); failing[k.name] && len(k.ways) > 1 {
 			open = append(open, &k)
 		}
 	}

@@ -165,10 +165,13 @@ func (a *Analysis) withDenormals(x *Value) *Value {
 // error.
 func (a *Analysis) RMSNorm(x *Value, weight *model.Weight, eps float64) *Value {
 	y := a.result(x.DType, x.Shape...)
-	w, deltas, p := a.plain.Values(weight), a.deltas(weight), PrecisionOf(x.DType)
-	x, way := a.read(x, a.operation(weight))
+	w, deltas, p, operation := a.plain.Values(weight), a.deltas(weight), PrecisionOf(x.DType), a.operation(weight)
+	x, way := a.read(x, operation)
+	if a.points.Reference[operation] != "" {
+		p = a.t
+	}
 	root := f32
-	if p = rounds(p, way, once); way == rstd16 {
+	if p = rounds(p, way, Once); way == rstd16 {
 		root = p
 	}
 	a.plain.Each(x.Rows(), 8*len(y.Values), func(t int) {
@@ -306,7 +309,7 @@ func (a *Analysis) readsSums() bool {
 // exponential that may be off by 8 units.
 func (a *Analysis) SwiGLU(gate, up *Value) *Value {
 	d, way, exponential := gate.DType, a.way(a.last), 1.5
-	p := rounds(PrecisionOf(d), way, once, unrounded)
+	p := rounds(PrecisionOf(d), way, Once, unrounded)
 	switch {
 	case d == tensor.F32 || a.last != ExpertsGLU:
 	case way == unrounded:
@@ -532,8 +535,12 @@ func (a *Analysis) Cast(x *Value, d tensor.DType) *Value {
 	return y.inherit(x)
 }
 
-// Float32 implements model.Arithmetic.
+// Float32 implements model.Arithmetic. Logits that an engine does not round, or perhaps not, are not rounded before they are
+// widened.
 func (a *Analysis) Float32(x *Value) *Value {
+	if x.roundLater && a.last == Router && a.points.Reference[Router] != "" && a.way(Router) != InT {
+		x.DType = tensor.F32
+	}
 	x = a.settle(x)
 	y := &Value{Activation: a.plain.Float32(x.Activation), sigma: x.sigma}
 	return y.inherit(x)

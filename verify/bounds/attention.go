@@ -34,7 +34,7 @@ func (a *Analysis) RoPE(x, cosines, sines *Value, r *model.Rotary) *Value {
 	y.roundLater, y.ColumnsShare = false, x.sigma != nil
 	p := PrecisionOf(x.DType)
 	inner := p
-	if inner = rounds(p, a.way(RoPE), once); r.Whole {
+	if inner = rounds(p, a.way(RoPE), Once); r.Whole {
 		inner = f32
 	}
 	width, seq := x.Width(), x.Shape[2]

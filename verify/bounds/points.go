@@ -19,6 +19,9 @@ type Points struct {
 	// Weights returns topk_weight of the rows of a routed expert whose up_proj is w.
 	Weights func(w *model.Weight) []float32
 	Factor  float64 // routed_scaling_factor
+	// Reference has the ways of operations that the model's own classes do not round as HuggingFace's others do: a norm
+	// that rounds once, which the model computes in float32, and logits that are widened after they were rounded.
+	Reference map[string]string
 }
 
 // The names of operations that engines round in more than one way.
@@ -62,7 +65,7 @@ const (
 	weightsInT = "weights t" // scores in float32, topk_weight rounded to T
 
 	twice  = "twice"  // w·R(n), or R(silu(gate))·up
-	once   = "once"   // w·n, or silu(gate)·up
+	Once   = "once"   // w·n, or silu(gate)·up
 	rstd16 = "rstd16" // w·R(x·R(1/rms))
 
 	none = "none" // weights are not absorbed
@@ -93,7 +96,7 @@ const (
 )
 
 var (
-	normWays = []string{twice, once, rstd16}
+	normWays = []string{twice, Once, rstd16}
 	sumWays  = []string{"rounded, twice", "rounded, once", "unrounded, once", "unrounded, twice"}
 	dtypes   = []string{InF32, InT}
 )
@@ -108,7 +111,7 @@ func WaysOf(operation string) []string {
 	case SwiGLU, SharedSwiGLU:
 		return normWays[:2]
 	case ExpertsGLU:
-		return []string{twice, once, unrounded}
+		return []string{twice, Once, unrounded}
 	case ExpertsWeight:
 		return []string{ofRounded, roundedOfSum, roundedOf, ofSum, beforeRounded, beforeOnce}
 	case ExpertsSum:
@@ -124,7 +127,7 @@ func WaysOf(operation string) []string {
 	case ExpertsW, Router, ChoiceScore:
 		return dtypes
 	case RoPE:
-		return []string{"each", once}
+		return []string{"each", Once}
 	case RoPETables:
 		return []string{InT, InF32}
 	case AbsorbedQuery, AbsorbedContext:
@@ -144,8 +147,8 @@ func (p *Points) Absorbs() bool { return !slices.Contains([]string{"", none}, p.
 // HuggingFace's eager ones first.
 var ExpertsWays = [][]string{
 	{twice, ofRounded, InF32, byExpert}, {twice, ofRounded, InF32, InF32}, {twice, roundedOfSum, InF32, InF32},
-	{once, roundedOfSum, InF32, InF32}, {once, ofRounded, InF32, InF32}, {unrounded, ofSum, InF32, InF32},
-	{once, beforeOnce, InF32, InF32}, {twice, beforeRounded, InF32, InF32}, {twice, beforeRounded, InF32, byExpert},
+	{Once, roundedOfSum, InF32, InF32}, {Once, ofRounded, InF32, InF32}, {unrounded, ofSum, InF32, InF32},
+	{Once, beforeOnce, InF32, InF32}, {twice, beforeRounded, InF32, InF32}, {twice, beforeRounded, InF32, byExpert},
 	{twice, ofRounded, InT, InF32}, {twice, roundedOf, InF32, InF32}, {twice, ofSum, InF32, InF32},
 }
 
@@ -158,7 +161,7 @@ var AttentionWays = func() (all [][]string) {
 	for _, absorbed := range [][]string{{none, none}, {InT, InT}, {InT, InF32}, {InF32, InF32}} {
 		for _, scores := range []string{"R,R", InF32, "R", "R,f32"} {
 			for _, probs := range WaysOf(Probs) {
-				for _, rope := range [][]string{{"each", InT}, {once, InT}, {once, InF32}, {"each", InF32}} {
+				for _, rope := range [][]string{{"each", InT}, {Once, InT}, {Once, InF32}, {"each", InF32}} {
 					if absorbed[0] == none || scores == InF32 && probs != "R" {
 						all = append(all, slices.Concat(rope, []string{scores, probs}, absorbed))
 					}
@@ -171,7 +174,7 @@ var AttentionWays = func() (all [][]string) {
 
 // way returns how an operation rounds.
 func (a *Analysis) way(operation string) string {
-	for _, ways := range []map[string]string{a.points.Layers[a.layer], a.points.Ways} {
+	for _, ways := range []map[string]string{a.points.Layers[a.layer], a.points.Ways, a.points.Reference} {
 		if way, ok := ways[operation]; ok {
 			return way
 		}

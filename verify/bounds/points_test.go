@@ -85,7 +85,7 @@ func TestPoints(t *testing.T) {
 	}
 	all := []string{}
 	for name, test := range map[string]result{
-		"norm": {[]string{Norm}, [][]string{{twice}, {once}, {rstd16}}, func(ways []string) (y []float32) {
+		"norm": {[]string{Norm}, [][]string{{twice}, {Once}, {rstd16}}, func(ways []string) (y []float32) {
 			return mapRows(a, width, func(row []float32) (y []float32) {
 				inverse := rms(row)
 				if ways[0] == rstd16 {
@@ -93,7 +93,7 @@ func TestPoints(t *testing.T) {
 				}
 				for i, v := range row {
 					n := v * inverse
-					if ways[0] != once {
+					if ways[0] != Once {
 						n = to16(n)
 					}
 					y = append(y, to16(n*w[i]))
@@ -176,7 +176,7 @@ func TestPoints(t *testing.T) {
 				scores := analysis.Scores(value16(a, 1, 1, rows, width), value16(b, 1, 1, rows, width), 0, rows, &model.Scoring{By: 0.13})
 				return analysis.Context(analysis.Softmax(scores), value16(turned, 1, 1, width, rows))
 			}},
-		"swiglu": {[]string{SwiGLU}, [][]string{{twice}, {once}}, func(ways []string) []float32 {
+		"swiglu": {[]string{SwiGLU}, [][]string{{twice}, {Once}}, func(ways []string) []float32 {
 			y := make([]float32, len(a))
 			for i := range a {
 				s := silu(a[i])
@@ -192,12 +192,12 @@ func TestPoints(t *testing.T) {
 		}},
 		"experts": {[]string{ExpertsGLU, ExpertsWeight, ExpertsW, ExpertsSum, ExpertsFactor}, [][]string{
 			{twice, ofRounded, InF32, byExpert, inWeight}, {twice, ofRounded, InF32, InF32, inWeight},
-			{twice, roundedOfSum, InF32, InF32, inWeight}, {once, roundedOfSum, InF32, InF32, inWeight},
-			{once, ofRounded, InF32, InF32, inWeight}, {unrounded, ofSum, InF32, InF32, inWeight},
-			{once, beforeOnce, InF32, InF32, inWeight}, {twice, beforeRounded, InF32, InF32, inWeight},
+			{twice, roundedOfSum, InF32, InF32, inWeight}, {Once, roundedOfSum, InF32, InF32, inWeight},
+			{Once, ofRounded, InF32, InF32, inWeight}, {unrounded, ofSum, InF32, InF32, inWeight},
+			{Once, beforeOnce, InF32, InF32, inWeight}, {twice, beforeRounded, InF32, InF32, inWeight},
 			{twice, beforeRounded, InF32, byExpert, inWeight}, {twice, ofRounded, InT, InF32, inWeight},
 			{twice, roundedOf, InF32, InF32, inWeight}, {twice, ofSum, InF32, InF32, inWeight},
-			{twice, ofRounded, InF32, InF32, afterRounded}, {once, beforeOnce, InF32, InF32, afterRounded},
+			{twice, ofRounded, InF32, InF32, afterRounded}, {Once, beforeOnce, InF32, InF32, afterRounded},
 			{twice, roundedOfSum, InF32, bySlot, inWeight},
 		}, func(ways []string) []float32 {
 			glu, with, of, sum, scale := ways[0], ways[1], ways[2], ways[3], ways[4]
