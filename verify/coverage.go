@@ -151,7 +151,7 @@ func (e *evidence) countExperts(p *report.Place, experts map[expert]bool) {
 func (e *evidence) describeScope(checks []report.Check) report.Scope {
 	j := e.job
 	s := report.Scope{Of: j.model.Config.NumHiddenLayers, Selected: j.scope.restricted(), Part: j.options.Part,
-		Stages: append([]string{}, j.options.Stages...), Inputs: e.inputs()}
+		Stages: append([]string{}, j.options.Stages...), Inputs: e.inputs(), Unlisted: table.FamilyOf(j.model.Config).Opaque}
 	if j.pack.Routing {
 		s.Chosen = len(j.in.InputIDs) - pack.PaddedTokens(j.in, len(j.in.InputIDs)).Count()
 	}
