@@ -119,6 +119,9 @@ func TestHostileForms(t *testing.T) {
 	}
 	dims, read := []int{0, 1, 2, 8, 16, 64, 3}, 0
 	likely := [][]int{{}, {64}, {64, 64}, {64, 1}, {64, 8}, {64, 16}, {64, 2}, {64, 4}, {64, 32}, {8, 64}, {2, 64}, {2}, {16, 4}}
+	parsed, err := config.Parse(strings.NewReader(`{"model_type":"deepseek_v3","hidden_size":64,"num_hidden_layers":1,` +
+		`"num_attention_heads":4,"num_key_value_heads":4,"v_head_dim":16}`))
+	require.NoError(t, err)
 	for range 40000 {
 		m := memory{}
 		for _, end := range ends {
@@ -137,12 +140,10 @@ func TestHostileForms(t *testing.T) {
 			}
 			m["model.layers.0.self_attn.o_proj."+end] = x
 		}
-		c, err := config.Parse(strings.NewReader(`{"model_type":"deepseek_v3","hidden_size":64,"num_hidden_layers":1,` +
-			`"num_attention_heads":4,"num_key_value_heads":4,"v_head_dim":16}`))
-		require.NoError(t, err)
+		c := *parsed
 		c.Quantization.Method, c.Quantization.Block = methods[r.IntN(len(methods))], [2]int{r.IntN(3) * 8, r.IntN(3) * 8}
-		set := New(c, m)
-		_ = set.Check(c)
+		set := New(&c, m)
+		_ = set.Check(&c)
 		for _, w := range set.All() {
 			if w.Scaled() && w.CheckScales() == nil && w.Sides() != nil && !w.Sides()[0].Unread() {
 				values, err := NewStream(m, w).Part(0, w.Len())
