@@ -303,7 +303,7 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 					opaque++
 				}
 			}
-			not = append(not, fmt.Sprintf("%s of parts that are not computed for %s (%s): any names and shapes are taken, and none is missed",
+			not = append(not, fmt.Sprintf("%s of parts that are not computed for %s (%s): their names and shapes, and whether all are there",
 				text.Plural(opaque, "tensor"), c.Config.ModelType, strings.Join(parts, ", ")))
 		}
 		if beside := weights.Beside(c.Config, set.All()); beside != "" {
