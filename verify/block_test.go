@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"dsmoe/config"
+	"dsmoe/convert/checkpoint"
 	"dsmoe/model"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
@@ -377,22 +378,7 @@ func TestBlocksThatRoundElsewhere(t *testing.T) {
 		{"beam", []string{"norm: twice"}, "post_feedforward_layernorm", "post_mlp_layernorm.output"},
 	} {
 		c, p := open(t, "blocks/"+x.family+"/golden-bf16")
-		in, err := p.Input()
-		require.NoError(t, err)
-		m, err := model.Load(c.Config.WithRules(func(r *config.Rules) {
-			r.NormsOnce, r.Router.RouterFloat32 = false, r.Router.RouterFloat32 || r.Router.WidensLogits
-		}), c)
-		require.NoError(t, err)
-		p.Replaced = map[string]tensor.Tensor{}
-		o := model.Options{DType: tensor.BF16}
-		net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: model.NewPlain(o), Trace: planted{p}}
-		for _, l := range p.Manifest.Block.Layers {
-			taken, err := p.Float32s(pack.StageOf(l, pack.AttentionNorm))
-			require.NoError(t, err)
-			_, err = net.Layer(context.Background(), l, &model.Activation{Shape: []int{in.Batch, in.Seq, c.Config.HiddenSize},
-				Values: taken, DType: tensor.BF16})
-			require.NoError(t, err)
-		}
+		roundElsewhere(t, c, p, p.Manifest.Block.Layers)
 		r := run(t, c.Config, c, p, verify.Options{})
 		require.Equal(t, report.Fail, r.Verdict, "%s: a reference rounds as its classes do", x.family)
 		p.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "vllm", Version: "1"}
@@ -410,6 +396,41 @@ func TestBlocksThatRoundElsewhere(t *testing.T) {
 		r = run(t, c.Config, replace(c, weight, scaled(t, get(t, c, weight), 1.02, 1)), p, verify.Options{})
 		require.Equal(t, report.Fail, r.Verdict, x.family)
 		require.Equal(t, pack.StageOf(l, x.stage), *r.FirstDivergence, x.family)
+	}
+}
+
+// TestLogitsThatTheClassRounds: where an engine rounds logits as the model's own class does, before they are widened, nothing
+// is said of choices by logits that are not rounded: they are not known.
+func TestLogitsThatTheClassRounds(t *testing.T) {
+	c, p := open(t, "blocks/afmoe/golden-bf16")
+	roundElsewhere(t, c, p, []int{slices.Max(p.Manifest.Block.Layers)})
+	p.Manifest.Reference = pack.Reference{Kind: pack.Engine, Name: "vllm", Version: "1"}
+	r := run(t, c.Config, c, p, verify.Options{})
+	require.Equal(t, report.Pass, r.Verdict, "%v %v", r.Reasons, r.FirstDivergence)
+	require.Contains(t, printed(t, r), "router: t, but in layer 2 f32")
+	require.Len(t, r.Routing.Layers, 2)
+	for _, layer := range r.Routing.Layers {
+		require.Nil(t, layer.Rounded)
+	}
+}
+
+// roundElsewhere puts layers in the place of the pack's as an engine computes them that rounds norms twice and logits not at all.
+func roundElsewhere(t *testing.T, c *checkpoint.Checkpoint, p *pack.Pack, layers []int) {
+	in, err := p.Input()
+	require.NoError(t, err)
+	m, err := model.Load(c.Config.WithRules(func(r *config.Rules) {
+		r.NormsOnce, r.Router.RouterFloat32 = false, r.Router.RouterFloat32 || r.Router.WidensLogits
+	}), c)
+	require.NoError(t, err)
+	p.Replaced = map[string]tensor.Tensor{}
+	o := model.Options{DType: tensor.BF16}
+	net := &model.Network[*model.Activation]{Model: m, Input: in, Options: o, Arithmetic: model.NewPlain(o), Trace: planted{p}}
+	for _, l := range layers {
+		taken, err := p.Float32s(pack.StageOf(l, pack.AttentionNorm))
+		require.NoError(t, err)
+		_, err = net.Layer(context.Background(), l, &model.Activation{Shape: []int{in.Batch, in.Seq, c.Config.HiddenSize},
+			Values: taken, DType: tensor.BF16})
+		require.NoError(t, err)
 	}
 }
 

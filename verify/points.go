@@ -33,7 +33,7 @@ func (j *job) points() bounds.Points {
 	return p
 }
 
-// referenceWays are the ways of rounding of the model's own classes that are not HuggingFace's usual ones.
+// referenceWays returns the ways of rounding, by operation, in which the model's own classes differ from HuggingFace's others.
 func (j *job) referenceWays() map[string]string {
 	ways, rules := map[string]string{}, j.model.Config.Rules()
 	if rules.NormsOnce {

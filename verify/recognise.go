@@ -270,7 +270,7 @@ func (j *job) rounding(set func(ways map[string]string)) *job {
 
 // open returns the kinds of the stages that fail, with the ways that agree with what is declared, if there are several.
 func (t *trials) open() (open []*kind) {
-	failing, declared := map[string]bool{}, map[string]string{}
+	failing, declared, reference := map[string]bool{}, map[string]string{}, t.job.referenceWays()
 	for _, c := range t.checks {
 		if c.Verdict == report.Fail {
 			for _, name := range t.job.kindsOf(c.Tensor) {
@@ -282,7 +282,7 @@ func (t *trials) open() (open []*kind) {
 		declared = a.Rounding
 	}
 	for _, k := range kinds {
-		if k = k.with(declared).of(t.job.referenceWays()); failing[k.name] && len(k.ways) > 1 {
+		if k = k.with(declared).referenceFirst(reference); failing[k.name] && len(k.ways) > 1 {
 			open = append(open, &k)
 		}
 	}

@@ -114,12 +114,12 @@ func (t *localTrace) Stage(name string, x *bounds.Value) error {
 }
 
 // chooseInFloat32 notes which experts the gate with logits x chooses in float32, if an engine rounds its logits or the
-// scores that choose to 16 bits.
+// scores that choose to 16 bits. Logits that the model's own class rounds are not known in float32.
 func (t *localTrace) chooseInFloat32(name string, x *bounds.Value) {
 	j := t.pass.job
 	gate := &j.model.Layer(pack.Parse(name).Layer).MoE.Gate
 	narrow := j.pack.IsTrace() && x.DType == tensor.F32 && j.pack.DType != tensor.F32 && gate.TID2EID == nil
-	t.pass.roundsLogits = narrow &&
+	t.pass.roundsLogits = narrow && !j.model.Config.Rules().Router.WidensLogits &&
 		(j.pack.Manifest.Tensors[name].DType == j.pack.DType || j.engine.Rounding[bounds.Router] == bounds.InT)
 	t.pass.inFloat32 = nil
 	if t.pass.roundsLogits || narrow && j.engine.Rounding[bounds.ChoiceScore] == bounds.InT {
@@ -361,7 +361,8 @@ func (t *localTrace) roundedTo(x *bounds.Value) tensor.DType {
 // blindAs is the dtype whose blindness holds for the bounds of x, a stage's: the coarsest of the dtype to which weights were
 // rounded, that of logits before they are widened, and the forms to which an engine rounds the inputs of products.
 func (t *localTrace) blindAs(stage string, x *bounds.Value, rounded tensor.DType) tensor.DType {
-	if j := t.pass.job; j.model.Config.Rules().Router.WidensLogits && pack.Parse(stage).Kind == pack.GateLogits && rounded == tensor.F32 {
+	if j := t.pass.job; j.model.Config.Rules().Router.WidensLogits && pack.Parse(stage).Kind == pack.GateLogits &&
+		rounded == tensor.F32 && j.engine.Rounding[bounds.Router] != bounds.InF32 {
 		rounded = j.pack.DType
 	}
 	if !t.pass.job.pack.IsTrace() {

@@ -81,8 +81,8 @@ func (k kind) with(declared map[string]string) kind {
 	return k
 }
 
-// of returns the kind with the reference's own way first.
-func (k kind) of(reference map[string]string) kind {
+// referenceFirst returns the kind with the reference's own way before the others.
+func (k kind) referenceFirst(reference map[string]string) kind {
 	first := slices.IndexFunc(k.ways, func(way []string) bool {
 		return len(way) == 1 && way[0] == reference[k.name]
 	})

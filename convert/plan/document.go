@@ -100,7 +100,7 @@ func appendMembers(out []byte, indent string, edits []edit, first bool) []byte {
 func documentMembers(document []byte) (members []documentMember, err error) {
 	d := jsontext.NewDecoder(bytes.NewReader(document))
 	if d.PeekKind() != '{' {
-		return nil, errors.New("it is no object")
+		return nil, errors.New("not an object")
 	}
 	if _, err := d.ReadToken(); err != nil {
 		return nil, err

@@ -196,7 +196,7 @@ func TestEditDocument(t *testing.T) {
 	}
 	for _, value := range []string{"[]", "[1, 2]", "null", "7", `"x"`} {
 		_, err := editDocument([]byte(`{"a": `+value+`}`), []edit{{"a.b", []byte("2")}})
-		require.EqualError(t, err, "a: it is no object")
+		require.EqualError(t, err, "a: not an object")
 	}
 }
 

@@ -285,26 +285,14 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 		not = append(not, "the tensors against the config: there are none")
 	case table.FamilyOf(c.Config).Unknown != nil:
 		checked = append(checked, fmt.Sprintf("names against the %s of config.json", text.Plural(required(c, set), "weight")))
-		unknown := 0
-		for _, w := range set.All() {
-			if table.FamilyOf(c.Config).HasUnknown(w.Stored) {
-				unknown++
-			}
-		}
 		not = append(not, fmt.Sprintf("shapes and dtypes, and %s whose names are not known to be right (%s)",
-			text.Plural(unknown, "tensor"), strings.Join(table.FamilyOf(c.Config).Unknown, ", ")))
+			text.Plural(unknown(c, set), "tensor"), strings.Join(table.FamilyOf(c.Config).Unknown, ", ")))
 	default:
 		checked = append(checked, fmt.Sprintf("names, shapes and dtypes against the %s of config.json",
 			text.Plural(required(c, set), "weight")))
 		if parts := table.FamilyOf(c.Config).Opaque; parts != nil {
-			opaque := 0
-			for _, w := range set.All() {
-				if table.FamilyOf(c.Config).HasUnknown(w.Stored) {
-					opaque++
-				}
-			}
-			not = append(not, fmt.Sprintf("%s of parts that are not computed for %s (%s): their names and shapes, and whether all are there",
-				text.Plural(opaque, "tensor"), c.Config.ModelType, strings.Join(parts, ", ")))
+			not = append(not, fmt.Sprintf("%s of parts that are not computed for %s (%s): their names and shapes, and whether all are present",
+				text.Plural(unknown(c, set), "tensor"), c.Config.ModelType, strings.Join(parts, ", ")))
 		}
 		if beside := weights.Beside(c.Config, set.All()); beside != "" {
 			not = append(not, "names and shapes of "+beside)
@@ -333,6 +321,16 @@ func scope(c *inspect.Checkpoint, set *weights.Set) (checked, not []string) {
 func required(c *inspect.Checkpoint, set *weights.Set) (n int) {
 	for range table.FamilyOf(c.Config).Required(c.Config, set.Has) {
 		n++
+	}
+	return n
+}
+
+// unknown counts the tensors of which the table knows parts of names alone.
+func unknown(c *inspect.Checkpoint, set *weights.Set) (n int) {
+	for _, w := range set.All() {
+		if table.FamilyOf(c.Config).HasUnknown(w.Stored) {
+			n++
+		}
 	}
 	return n
 }

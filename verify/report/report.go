@@ -130,7 +130,7 @@ type Scope struct {
 	Weights     int          `json:"weights_unread"` // weights that were not read, not even for a NaN
 	// of these, weights in files whose headers were not read: their shapes were not compared with the config
 	ByName int `json:"weights_by_name,omitempty"`
-	// parts of names of attention's tensors that config.json does not list, none of which was read; absent of other families
+	// parts of names of tensors that the model does not compute, and the run did not read; absent if it computes all
 	Unlisted []string `json:"unlisted,omitempty"`
 	// weights that ran, but whose stages are absent on purpose, or not selected
 	LeftOut int `json:"weights_unchecked"`

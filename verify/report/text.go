@@ -767,12 +767,13 @@ func (s *Scope) write(f *facts, absent pack.Absent) {
 		f.add("", "%s not read, and not verified: those of %s", CountWere(s.Weights, "weight"),
 			strings.Join(s.UnreadParts, ", "))
 	}
-	if s.Unlisted != nil {
-		f.add("", "nor were tensors of %s, of which config.json does not say how many there are", strings.Join(s.Unlisted, ", "))
-	}
 	if s.ByName > 0 {
 		f.add("", "%d of these are in files whose headers were not read: their shapes were not checked",
 			s.ByName)
+	}
+	if s.Unlisted != nil {
+		f.add("", "tensors of parts that are not computed (%s) were not read, and not verified",
+			strings.Join(s.Unlisted, ", "))
 	}
 }
 
