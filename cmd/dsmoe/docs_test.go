@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
+	"dsmoe/config/configtest"
 	"dsmoe/scripts"
 )
 
@@ -86,12 +87,19 @@ func isName(words []string) bool {
 	return err == nil && len(rest) == 0
 }
 
-// TestReadmeExamplesWork runs the blocks of README.md and of every page under docs, in their order
+// longPages are pages whose blocks take more than a second to run.
+var longPages = []string{"docs/engines.md", "docs/gguf.md", "docs/library.md"}
+
+// TestReadmeExamplesWork_every runs the blocks of README.md and of every page under docs, in their order
 // and in one directory for each page, and the commands in the prose. Time and memory are not
-// compared.
-func TestReadmeExamplesWork(t *testing.T) {
+// compared. Without -every it leaves longPages out.
+func TestReadmeExamplesWork_every(t *testing.T) {
 	t.Parallel()
+	every := configtest.Every(t)
 	for _, p := range documents(t) {
+		if slices.Contains(longPages, p.path) && !every {
+			continue
+		}
 		t.Run(p.path, func(t *testing.T) {
 			t.Parallel()
 			dir := clone(t)
@@ -325,7 +333,7 @@ func TestFlagsExist(t *testing.T) {
 }
 
 // TestMessagesExist: what troubleshooting.md quotes as messages is printed by a command on that page, which
-// TestReadmeExamplesWork runs, or stands in the source; "…" stands for any text.
+// TestReadmeExamplesWork_every runs, or stands in the source; "…" stands for any text.
 func TestMessagesExist(t *testing.T) {
 	t.Parallel()
 	p := readPage(t, filepath.Join("docs", "troubleshooting.md"))
