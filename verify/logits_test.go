@@ -65,7 +65,7 @@ func TestLogitsInBlocks_every(t *testing.T) {
 			},
 			"infinite": func(w []float32) { w[0] = float32(math.Inf(1)) },
 		} {
-			if i > 0 && name != "right" && name != "NaN" && !configtest.Every(t) {
+			if name != "right" && (i > 0 || name != "doubled" && name != "NaN") && !configtest.Every(t) {
 				continue
 			}
 			t.Run(golden+" "+name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 	"dsmoe/model/weights"
 	"dsmoe/verify"
@@ -25,9 +26,9 @@ func rowsBy(w tensor.Tensor, of func(i int) int) tensor.Tensor {
 	return x
 }
 
-// TestReadOffTheNumbers: mistakes of weights that are solved for, not tried from a list, and what the report says of
+// TestReadOffTheNumbers_every: mistakes of weights that are solved for, not tried from a list, and what the report says of
 // them; and, without a name, others that are near.
-func TestReadOffTheNumbers(t *testing.T) {
+func TestReadOffTheNumbers_every(t *testing.T) {
 	t.Parallel()
 	const attn, norm = "model.layers.2.self_attn.", "model.layers.2.input_layernorm.weight"
 	order := func(name string, of func(n, i int) int) func(*testing.T, weights.Source) altered {
@@ -313,6 +314,9 @@ func TestReadOffTheNumbers(t *testing.T) {
 			return replace(src, attn+"o_proj.weight", scaled(t, w, 2, 100))
 		}},
 	} {
+		if i%3 > 0 && !configtest.Every(t) {
+			continue
+		}
 		t.Run(strconv.Itoa(i)+" "+m.text, func(t *testing.T) {
 			t.Parallel()
 			c, p := open(t, m.pack)

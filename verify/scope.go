@@ -238,15 +238,19 @@ func (s *scope) selects(name string) bool {
 	case len(s.layers) > 0 && len(s.stages) == 0 && layer < 0, len(s.layers) > 0 && layer >= 0 && !s.layers.Has(layer):
 		return false
 	}
-	return len(s.stages) == 0 || slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, name) })
+	return len(s.stages) == 0 || s.names(at)
+}
+
+// names reports whether a glob of the user's matches a stage's whole name, or its part behind "model.layers.N.".
+func (s *scope) names(at pack.Stage) bool {
+	return slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, at) })
 }
 
 // matchesGlob reports whether a glob of package path matches a stage's whole name, or its part behind
 // "model.layers.N.".
-func matchesGlob(glob, name string) bool {
-	kind := pack.Parse(name).Within
-	whole, _ := path.Match(glob, name)
-	within, _ := path.Match(glob, kind)
+func matchesGlob(glob string, at pack.Stage) bool {
+	whole, _ := path.Match(glob, at.Name)
+	within, _ := path.Match(glob, at.Within)
 	return whole || within
 }
 
@@ -259,8 +263,8 @@ func (s *scope) checkSelection() error {
 			problems = append(problems, problem.Problem{Field: `stages "` + text.Line(glob) + `"`,
 				Cause: "not a glob: * stands for anything, ? for a character, [a-z] for one of a set"})
 		} else if !slices.ContainsFunc(names, func(name string) bool {
-			return pack.Parse(name).IsStage() &&
-				matchesGlob(glob, name)
+			at := pack.Parse(name)
+			return at.IsStage() && matchesGlob(glob, at)
 		}) {
 			problems = append(problems, problem.Problem{Field: `stages "` + text.Line(glob) + `"`,
 				Cause: "the pack has no such stage",
@@ -277,9 +281,8 @@ func (s *scope) checkSelection() error {
 // selectsStage reports whether the user selects a stage that a part of the model gives: not RoPE's tables,
 // unless a glob names them.
 func (s *scope) selectsStage(name string) bool {
-	tables := pack.Parse(name).IsTable() && !slices.ContainsFunc(s.stages,
-		func(glob string) bool { return matchesGlob(glob, name) })
-	return pack.Parse(name).IsStage() && !tables && s.selects(name)
+	at := pack.Parse(name)
+	return at.IsStage() && (!at.IsTable() || s.names(at)) && s.selects(name)
 }
 
 // leavesOut reports whether a stage of a layer is outside the MLPs, of a family of which MLPs alone are computed.

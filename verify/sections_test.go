@@ -129,6 +129,9 @@ func TestSamplesOfTraces_every(t *testing.T) {
 			all[f.Kind] = f.Ways
 		}
 		for kind, operations := range all {
+			if kind != mixtures && !configtest.Every(t) {
+				continue
+			}
 			unknown := jobOf(t, c.Config, c, golden, &Options{Mode: report.Local}).rounding(func(ways map[string]string) {
 				for _, way := range all {
 					maps.Copy(ways, way)

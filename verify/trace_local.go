@@ -9,6 +9,7 @@ import (
 
 	"dsmoe/config"
 	"dsmoe/model"
+	"dsmoe/model/table"
 	"dsmoe/model/tensor"
 	"dsmoe/text"
 	"dsmoe/verify/bounds"
@@ -54,9 +55,9 @@ func (t *pass) goldenSection(p *model.Section) (*bounds.Value, bool, error) {
 	if err != nil || !bounds.AllFinite(values) {
 		return nil, false, err
 	}
-	for s := range j.weights.required() {
-		if p.Has(s.Name) {
-			t.evidence.leaveOut(s.Name)
+	for at := range table.FamilyOf(j.model.Config).LayerPlaces(j.model.Config, p.Layer) {
+		if name := at.Row.NameIn(at.Layer, at.Expert); p.Has(name) {
+			t.evidence.leaveOut(name)
 		}
 	}
 	return bounds.Exact(&model.Activation{Shape: p.Shape, Values: values, DType: j.pack.DType}), true, nil
