@@ -156,7 +156,8 @@ func (p *pass[V]) attendLatent(name string, heads int, q, kv, kRope V, mask *Mas
 func (p *pass[V]) rotated(heads V) V { return p.RoPE(heads, p.main.cos, p.main.sin, p.main.Rotary) }
 
 // queryBlock is the number of queries whose scores are in memory at a time: memory grows with
-// the length of a sequence, not with its square, unless Options.AttnWeights is set.
+// the length of a sequence, not with its square, unless Options.AttnWeights is set. A pass whose context is done ends
+// before the next block.
 const queryBlock = 64
 
 // attend returns softmax(scores(q, k))·v of so many heads, mirroring
@@ -169,6 +170,7 @@ func (p *pass[V]) attend(name string, heads int, q, k, vT V, s *Scoring) V {
 	}
 	var blocks []V
 	for first := 0; first < p.in.Seq; first += n {
+		p.stopIf(p.ctx.Err())
 		scores := p.Scores(q, k, first, min(n, p.in.Seq-first), s)
 		blocks = append(blocks, p.Scope(scores, func(scores V) V {
 			return p.Context(p.shownWeights(name, p.Softmax(scores)), vT)

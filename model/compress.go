@@ -76,6 +76,7 @@ func (p *pass[V]) attendWindow(name string, q V, keys []V, sinks *Weight, mask *
 	}
 	var blocks []V
 	for first := 0; first < seq; first += n {
+		p.stopIf(p.ctx.Err())
 		last, from := min(first+n, seq), max(first+1-mask.Window, 0)
 		block := *mask
 		block.first, block.tokens = from, last-from

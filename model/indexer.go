@@ -62,6 +62,7 @@ func (p *pass[V]) indexScores(q, k, weights V, keys int, mask *Mask) V {
 	q, k = p.Float32(q), p.Float32(k)
 	var blocks []V
 	for first := 0; first < seq; first += queryBlock {
+		p.stopIf(p.ctx.Err())
 		n := min(queryBlock, seq-first)
 		blocks = append(blocks, p.Scope(p.Scores(q, k, first, n, scoring), func(s V) V {
 			return p.IndexScores(weights, p.ReLU(s), first, mask)

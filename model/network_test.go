@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model"
 )
 
@@ -111,6 +112,37 @@ func TestCancelledPass(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.Nil(t, y)
 	require.Equal(t, "model.layers.0.self_attn.k_proj.output", last)
+}
+
+// cancelling cancels a context while it computes scores of attention.
+type cancelling struct {
+	*model.Plain
+	cancel func()
+	calls  int
+}
+
+func (c *cancelling) Scores(q, k *model.Activation, first, n int, s *model.Scoring) *model.Activation {
+	c.calls++
+	c.cancel()
+	return c.Plain.Scores(q, k, first, n, s)
+}
+
+// TestCancelledAttention: in attention over many tokens, and in an indexer, a pass ends before the next block of queries.
+func TestCancelledAttention(t *testing.T) {
+	const blocks = 3
+	for _, fixture := range []string{"v1-base", "v3", "v32", "v4"} {
+		c := configtest.Fixture(t, fixture+"/checkpoint")
+		m, err := model.Load(c, synthetic(t, c))
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		a := &cancelling{model.NewPlain(model.Options{}), cancel, 0}
+		in := &model.Input{Batch: 1, Seq: 64 * blocks, InputIDs: make([]int, 64*blocks)}
+		net := &model.Network[*model.Activation]{Model: m, Input: in, Arithmetic: a}
+		_, err = net.Forward(ctx)
+		require.ErrorIs(t, err, context.Canceled, fixture)
+		require.Equal(t, 1, a.calls, fixture)
+		a.Close(nil)
+	}
 }
 
 // TestTraceChangesThePass: what a trace sets, values or experts, is what follows.
