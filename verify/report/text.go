@@ -966,7 +966,8 @@ func (c *Coverage) byExperts() string {
 		c.ExpertsProbed)
 }
 
-// LimitsOf lists the distinct reasons of the limits that were applied, and what they are.
+// LimitsOf lists the distinct reasons of the limits that were applied, and what they are. It leaves out a line that
+// another one begins with, as that of float32 stages in a 16-bit run does.
 func LimitsOf(checks []Check) []string {
 	from, seen := []string{}, map[string]bool{}
 	for _, c := range checks {
@@ -982,7 +983,9 @@ func LimitsOf(checks []Check) []string {
 		from = append(from, fmt.Sprintf("%s: rel RMS ≤ %s, a row's ≤ %s, max/RMS ≤ %s", l.From, text.Figure("%.2g", l.RelRMS),
 			text.Figure("%.2g", l.RowRMS), text.Figure("%.2g", l.MaxRMS)))
 	}
-	return from
+	return slices.DeleteFunc(slices.Clone(from), func(line string) bool {
+		return slices.ContainsFunc(from, func(other string) bool { return strings.HasPrefix(other, line+"; ") })
+	})
 }
 
 // summary is the verdict in a sentence.
