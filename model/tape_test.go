@@ -14,7 +14,7 @@ import (
 )
 
 // TestGradientsOfOperations compares the gradients that the tape's operations add with central
-// differences of Plain's results. TestGradientsByFiniteDifferences covers gradients of weights.
+// differences of Plain's results. TestGradientsByFiniteDifferences_every covers gradients of weights.
 func TestGradientsOfOperations(t *testing.T) {
 	type operation = func(a Arithmetic[*Activation], x []*Activation) *Activation
 	rotary := &Rotary{Cos: []float32{1, 0.5, 0.25}, Sin: []float32{0, 0.75, -0.5}, Half: 1, DType: tensor.F32}

@@ -61,7 +61,8 @@ fi
 go test -vet=off -timeout 30m "${selecting[@]}" -run '_every$|^TestLimitedAddressSpace$' -skip "$skipped" -every
 
 step "tests in portable Go" # of what kernels compute for; bits.sh compares whole reports, nightly.sh runs all
-go test -vet=off -tags purego -timeout 30m ./model ./model/internal/kernel ./model/tensor ./verify/bounds
+go test -vet=off -tags purego -timeout 30m ./model ./verify/bounds
+go test -vet=off -tags purego -timeout 30m ./model/internal/kernel ./model/tensor -every
 
 step "the same bits from every kernel"
 scripts/bits.sh

@@ -497,7 +497,7 @@ func TestFaultyEnginesAreNamed_every(t *testing.T) {
 	}
 	for i, name := range slices.Sorted(maps.Keys(faults)) {
 		c := faults[name]
-		if i%3 > 0 && !configtest.Every(t) {
+		if i%5 > 0 && !configtest.Every(t) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/nlpodyssey/safetensors"
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/model/tensor"
 )
 
@@ -46,10 +47,13 @@ func fp8(t *testing.T, src []byte, d tensor.DType, b tensor.Blocks, powersOfTwo 
 	return encode, scales, magnitudes(t, encode, src, d)
 }
 
-// TestFP8IsTransformers: codes and scales are those of transformers, byte for byte, and the proof
+// TestFP8IsTransformers_every: codes and scales are those of transformers, byte for byte, and the proof
 // accepts them; a code or a scale off by one is refused.
-func TestFP8IsTransformers(t *testing.T) {
-	s := fp8Blocks(t)
+func TestFP8IsTransformers_every(t *testing.T) {
+	s, step := fp8Blocks(t), 13
+	if configtest.Every(t) {
+		step = 3
+	}
 	for _, d := range []tensor.DType{tensor.F32, tensor.F16, tensor.BF16} {
 		for kind, powersOfTwo := range map[string]bool{"f32": false, "ue8m0": true} {
 			name := d.String() + "." + kind
@@ -62,7 +66,7 @@ func TestFP8IsTransformers(t *testing.T) {
 			require.Equal(t, codes, got, name)
 			requireErrors(t, lost, src, codes, grid, d, b)
 			require.NoError(t, encode.Prove(codes, in), name)
-			for i := 0; i < len(codes); i += 3 {
+			for i := 0; i < len(codes); i += step {
 				for _, wrong := range []byte{codes[i] + 1, codes[i] - 1, codes[i] ^ 0x80} {
 					right := codes[i]
 					codes[i] = wrong

@@ -1,6 +1,7 @@
 package operation
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"testing"
@@ -31,9 +32,13 @@ func TestNarrow(t *testing.T) {
 			if v != v && n.Apply(got[2*i:][:2], one, &lost) != nil {
 				continue // a cast makes NaNs quiet: what is not comes back as an error, not as another
 			}
-			require.NoError(t, n.Apply(got[2*i:][:2], one, &lost))
-			require.Equal(t, want[2*i:][:2], got[2*i:][:2])
-			require.NoError(t, n.Prove(want[2*i:][:2], one))
+			if err := n.Apply(got[2*i:][:2], one, &lost); err != nil || !bytes.Equal(want[2*i:][:2], got[2*i:][:2]) {
+				require.NoError(t, err)
+				require.Equal(t, want[2*i:][:2], got[2*i:][:2])
+			}
+			if err := n.Prove(want[2*i:][:2], one); err != nil {
+				require.NoError(t, err)
+			}
 		}
 		third := binary.LittleEndian.AppendUint32(nil, math.Float32bits(1.0/3))
 		require.ErrorContains(t, n.Apply(make([]byte, 2), Input{Data: third}, &lost), "was not widened from "+to.String()+", as the file says: element 0 reads")

@@ -167,7 +167,7 @@ func sparseModel(t *testing.T, state string) string {
 	for name, shape := range shapes {
 		infos = append(infos, tensor.Info{Name: name, DType: tensor.BF16, Shape: shape})
 	}
-	slices.SortFunc(infos, func(a, b tensor.Info) int { return text.CompareNames(a.Name, b.Name) })
+	slices.SortFunc(infos, func(a, b tensor.Info) int { return strings.Compare(a.Name, b.Name) })
 	fixture.Sparse(t, dir, safetensors.Format(), infos, 8_000_000_000)
 	fixture.Write(t, dir, checkpoint.ConfigName, fixture.Read(t, state, checkpoint.ConfigName))
 	return dir

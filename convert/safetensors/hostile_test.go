@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,8 +20,10 @@ import (
 
 // pack makes a file of a header and n data bytes.
 func pack(header string, n int) []byte {
-	b := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
-	return append(append(b, header...), make([]byte, n)...)
+	b := make([]byte, 8+len(header)+n)
+	binary.LittleEndian.PutUint64(b, uint64(len(header)))
+	copy(b[8:], header)
+	return b
 }
 
 // entryOf makes one tensor's JSON.
@@ -48,7 +51,7 @@ type hostile struct {
 
 const valid = `"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}`
 
-func hostiles() []hostile {
+var hostiles = sync.OnceValue(func() []hostile {
 	var all []hostile
 	add := func(row, tensor, want string, data []byte) {
 		all = append(all, hostile{row, data, tensor, want})
@@ -62,7 +65,7 @@ func hostiles() []hostile {
 	addOffsets(add)
 	addNames(add)
 	return all
-}
+})
 
 type adder = func(row, tensor, want string, data []byte)
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
 )
@@ -61,12 +62,15 @@ func TestLimitOfErrors(t *testing.T) {
 	}
 }
 
-// TestLimitOfCoarseness: magnitudes are coarse where fewer than three quarters of the layer's
+// TestLimitOfCoarseness_every: magnitudes are coarse where fewer than three quarters of the layer's
 // median differ.
-func TestLimitOfCoarseness(t *testing.T) {
+func TestLimitOfCoarseness_every(t *testing.T) {
 	t.Parallel()
 	least, most := math.Inf(1), 0.0 // shares of the median: of those told of the largest, of others the smallest
 	for rows := range 24 {          // all 24 are low-bits
+		if (rows < 3 || rows > 9) && !configtest.Every(t) {
+			continue
+		}
 		s := inspecttest.Filled(t, "v1-base")
 		s.Change(inspecttest.ExpertName(2, 4, "up"), func(values []float32) { roundTo(64, 7)(values[:rows*64]) })
 		r := examined(t, s, Options{Selection: inspect.Selection{Layers: inspecttest.Spans(t, "2")}})

@@ -36,12 +36,16 @@ func TestLimitOfTrends_every(t *testing.T) {
 			routed = append(routed, inspecttest.ExpertName(layer, e, "up"))
 		}
 		shared := fmt.Sprintf("model.layers.%d.mlp.shared_experts.down_proj.weight", layer)
-		for _, planted := range [][]string{routed, {shared}} {
-			for _, by := range []float64{24, 1. / 24} { // the layers of the model are up to 1.1 apart
-				require.Equal(t, []string{"trend " + planted[0]}, found(planted, by))
+		for j, planted := range [][]string{routed, {shared}} {
+			for k, by := range []float64{24, 1. / 24} { // the layers of the model are up to 1.1 apart
+				if k == j || configtest.Every(t) {
+					require.Equal(t, []string{"trend " + planted[0]}, found(planted, by))
+				}
 			}
-			for _, by := range []float64{17, 1. / 17} {
-				require.Empty(t, found(planted, by))
+			for k, by := range []float64{17, 1. / 17} {
+				if k == j || configtest.Every(t) {
+					require.Empty(t, found(planted, by))
+				}
 			}
 		}
 	}

@@ -101,6 +101,7 @@ func Only(t testing.TB, tensors map[string]tensor.Tensor) *Stored {
 // Floats returns a tensor of F32 or BF16 whose elements f gives, as float32 that fit it.
 func Floats(d tensor.DType, shape []int, f func(i int) float32) tensor.Tensor {
 	x := tensor.Tensor{DType: d, Shape: shape}
+	x.Data = make([]byte, 0, d.Bytes(int64(x.Len())))
 	for i := range x.Len() {
 		b := math.Float32bits(f(i))
 		switch d {

@@ -96,7 +96,7 @@ func attention(layer int) (names []string) {
 }
 
 // TestPlantedFaults_every: what is planted into a trained model is found, and nothing else is. Without -every one fault of
-// each kind of finding is planted.
+// every third kind of finding is planted.
 func TestPlantedFaults_every(t *testing.T) {
 	t.Parallel()
 	kinds := map[string]bool{}
@@ -173,10 +173,11 @@ func TestPlantedFaults_every(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(faults)) {
 		c := faults[name]
 		kind := strings.Split(c.want, ": ")[1]
-		if kinds[kind] && !configtest.Every(t) {
+		tried := !kinds[kind] && len(kinds)%3 == 0
+		kinds[kind] = true
+		if !tried && !configtest.Every(t) {
 			continue
 		}
-		kinds[kind] = true
 		t.Run(name, func(t *testing.T) {
 			p := &planter{inspecttest.Trained(t, "v1-trained"), rand.New(rand.NewPCG(5, 6))}
 			c.plant(p)
@@ -205,7 +206,7 @@ func TestOffTheTrend(t *testing.T) {
 func TestUntrainedInABriefRun_every(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(8) {
-		if seed%4 > 0 && !configtest.Every(t) {
+		if seed != 3 && !configtest.Every(t) {
 			continue
 		}
 		p := &planter{inspecttest.Trained(t, "v3-trained"), rand.New(rand.NewPCG(seed, 6))}

@@ -29,13 +29,16 @@ func TestSaneModelsHaveNoFinding_every(t *testing.T) {
 	const seeds = 2
 	for i, k := range inspecttest.SaneKinds() {
 		for seed := range uint64(seeds) {
-			if !configtest.Every(t) && (i%6 > 0 || int(seed) != i/6%seeds) {
+			if !configtest.Every(t) && (i%12 > 0 || int(seed) != i/12%seeds) {
 				continue
 			}
 			require.Empty(t, found(t, inspecttest.Model(t, k, seed)), "%s %d", k.Name, seed)
 		}
 	}
 	for _, fixture := range []string{"v1-trained", "v3-trained"} {
+		if fixture == "v1-trained" && !configtest.Every(t) {
+			continue // TestPlantedFaults_every finds no more in it than it planted
+		}
 		require.Empty(t, found(t, inspecttest.Trained(t, fixture)), fixture)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
 )
@@ -105,11 +106,15 @@ func TestCopiesAreNotPermuted(t *testing.T) {
 	require.Equal(t, CoupledOwn, r.Layers[1].Coupling.Verdict)
 }
 
-// TestFallingSpectraFitNoRow: where few singular values count, rows that have nothing to do with an expert have
+// TestFallingSpectraFitNoRow_every: where few singular values count, rows that have nothing to do with an expert have
 // energies of every size; no layer of 400 is coupled or permuted.
-func TestFallingSpectraFitNoRow(t *testing.T) {
+func TestFallingSpectraFitNoRow_every(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	for rep := range 400 {
+	layers := 100
+	if configtest.Every(t) {
+		layers = 400
+	}
+	for rep := range layers {
 		n := 16 << (rep % 2)
 		power := 0.5 + float64(rep%7)/2
 		q := make([][]float64, n)

@@ -5,12 +5,14 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/big"
 	"math/rand/v2"
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -35,7 +37,9 @@ func random16(n int) tensor.Tensor {
 }
 
 // hostile are tensors of every kind.
-func hostile() map[string]tensor.Tensor {
+func hostile() map[string]tensor.Tensor { return maps.Clone(hostiles()) }
+
+var hostiles = sync.OnceValue(func() map[string]tensor.Tensor {
 	r := rand.New(rand.NewPCG(1, 2))
 	normal := func(int) float32 { return float32(0.02 * r.NormFloat64()) }
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
@@ -82,7 +86,7 @@ func hostile() map[string]tensor.Tensor {
 	scales[4] = 1e37 // beyond F16, and infinite for some
 	tensors["fp8_scale_inv"] = inspecttest.Floats(tensor.F32, []int{3, 2}, func(i int) float32 { return scales[i] })
 	return tensors
-}
+})
 
 // valuesOf decodes a tensor by its definition.
 func valuesOf(t *testing.T, tensors map[string]tensor.Tensor, name string) []float32 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"dsmoe/config/configtest"
 	"dsmoe/inspect"
 	"dsmoe/inspect/inspecttest"
 	"dsmoe/inspect/matrix"
@@ -79,17 +80,20 @@ func offBy(s *inspecttest.Stored, name string, upper bool) float64 {
 	return math.Exp2(middle - own)
 }
 
-// TestLimitsOfTrends: 3 times its neighbours, or a third, where 10 layers show how far they are apart, the first and the
+// TestLimitsOfTrends_every: 3 times its neighbours, or a third, where 10 layers show how far they are apart, the first and the
 // last aside; 20 times, or a twentieth, in any layer of any model, and only the matrix that is off is named.
-func TestLimitsOfTrends(t *testing.T) {
+func TestLimitsOfTrends_every(t *testing.T) {
 	t.Parallel()
 	const q, shared = "model.layers.%d.self_attn.q_proj.weight", "model.layers.%d.mlp.shared_experts.up_proj.weight"
-	for _, c := range []struct {
+	for i, c := range []struct {
 		layers, layer int
 		name          string
 		limit         float64
 	}{{24, 6, q, 3}, {24, 1, q, 3}, {24, 0, q, 20}, {24, 23, q, 20}, {9, 5, q, 20},
 		{7, 6, shared, 20}, {7, 6, q, 20}, {7, 0, q, 20}, {7, 3, q, 20}, {5, 2, shared, 20}} {
+		if i%3 > 0 && !configtest.Every(t) {
+			continue
+		}
 		s, name := inspecttest.Model(t, inspecttest.Kind{Layers: c.layers}, 1), fmt.Sprintf(c.name, c.layer)
 		s.InFloat32(t, name)
 		most, least := offBy(s, name, c.limit == 20)*c.limit, offBy(s, name, false)/c.limit

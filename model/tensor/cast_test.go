@@ -54,21 +54,44 @@ func cast(t testing.TB, from, to DType, p ...uint32) ([]uint32, Loss) {
 	return elements(to, dst), lost
 }
 
+// definedCast is what casting p gives by definition: each element, and the losses.
+type definedCast struct {
+	from, to DType
+	p, want  []uint32
+	lost     Loss
+}
+
+// definedCasts are those of p to every dtype.
+func definedCasts(from DType, p []uint32) (all []definedCast) {
+	for _, to := range floats {
+		c := definedCast{from: from, to: to, p: p}
+		for i := range p {
+			want, l := defined(p[i], from, to)
+			c.want = append(c.want, want)
+			c.lost.Add(l)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
 // requireDefined casts p to every dtype and compares each element and the losses with
 // their definition.
 func requireDefined(t testing.TB, from DType, p []uint32) {
-	for _, to := range floats {
-		got, lost := cast(t, from, to, p...)
-		var total Loss
-		for i := range p {
-			want, l := defined(p[i], from, to)
-			total.Add(l)
-			if got[i] != want {
-				t.Fatalf("element %d, %s %x to %s: %x, want %x", i, from, p[i], to, got[i], want)
-			}
-		}
-		require.Equal(t, total, lost, "%s to %s", from, to)
+	for _, c := range definedCasts(from, p) {
+		c.require(t)
 	}
+}
+
+// require casts and compares with the definition.
+func (c *definedCast) require(t testing.TB) {
+	got, lost := cast(t, c.from, c.to, c.p...)
+	for i, want := range c.want {
+		if got[i] != want {
+			t.Fatalf("element %d, %s %x to %s: %x, want %x", i, c.from, c.p[i], c.to, got[i], want)
+		}
+	}
+	require.Equal(t, c.lost, lost, "%s to %s", c.from, c.to)
 }
 
 // TestCastIsDefined takes every 16-bit pattern, in order and mixed, and F32 around
@@ -89,12 +112,14 @@ func TestCastIsDefined(t *testing.T) {
 	mixed := append([]uint32{}, all...)
 	r.Shuffle(len(mixed), func(i, j int) { mixed[i], mixed[j] = mixed[j], mixed[i] })
 	r.Shuffle(len(wide), func(i, j int) { wide[i], wide[j] = wide[j], wide[i] })
+	casts := definedCasts(F32, wide)
+	for _, d := range []DType{F16, BF16} {
+		casts = append(append(casts, definedCasts(d, all)...), definedCasts(d, mixed)...)
+	}
 	each(t, func(t *testing.T) {
-		for _, d := range []DType{F16, BF16} {
-			requireDefined(t, d, all)
-			requireDefined(t, d, mixed)
+		for i := range casts {
+			casts[i].require(t)
 		}
-		requireDefined(t, F32, wide)
 	})
 }
 

@@ -27,7 +27,7 @@ func defined(p uint32, from, to DType) (uint32, Loss) {
 }
 
 // smallest holds the least normal number of each dtype.
-var smallest = map[DType]float32{F32: 0x1p-126, F16: 0x1p-14, BF16: 0x1p-126}
+var smallest = [...]float32{F32: 0x1p-126, F16: 0x1p-14, BF16: 0x1p-126}
 
 const inf = 0x7f800000
 

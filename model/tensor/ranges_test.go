@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/config/configtest"
 )
 
 // blockNumbers makes 256 numbers of one of several kinds.
@@ -39,13 +41,17 @@ func blockNumbers(r *rand.Rand, kind int) []float32 {
 	return x
 }
 
-// TestRightBlocksUseTheirRange: whatever the numbers, and their importance, no encoder of ggml wastes the range of a
+// TestRightBlocksUseTheirRange_every: whatever the numbers, and their importance, no encoder of ggml wastes the range of a
 // block, and the half steps are those of its scale.
-func TestRightBlocksUseTheirRange(t *testing.T) {
+func TestRightBlocksUseTheirRange_every(t *testing.T) {
+	rounds := 900
+	if configtest.Every(t) {
+		rounds = 2700
+	}
 	for _, d := range blockTypes[:10] {
 		r := rand.New(rand.NewPCG(8, 9))
 		elements, size := d.Block()
-		for round := range 2700 {
+		for round := range rounds {
 			x, importance := blockNumbers(r, round%9), make([]float32, 256)
 			for i := range importance {
 				if importance[i] = float32(math.Exp(3 * r.Float64() * r.NormFloat64())); r.IntN(3) == 0 {

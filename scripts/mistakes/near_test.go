@@ -32,7 +32,7 @@ func TestNearMistakesHaveNoName_every(t *testing.T) {
 			continue
 		}
 		near[m.cause] = true
-		if !configtest.Every(t) && len(near)%12 > 0 {
+		if !configtest.Every(t) && len(near)%20 != 9 {
 			continue
 		}
 		t.Run(m.name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -89,9 +90,22 @@ const (
 	moeTokens, moeChosen              = 24, 3
 )
 
+// moes are the layers that newMoE made, by their decay.
+var moes sync.Map
+
 // newMoE returns experts whose weights have decaying singular values, and which write into the
-// same directions.
+// same directions. A test may put other experts into it.
 func newMoE(decay float64) *moe {
+	made, found := moes.Load(decay)
+	if !found {
+		made, _ = moes.LoadOrStore(decay, makeMoE(decay))
+	}
+	m := *made.(*moe)
+	m.experts = slices.Clone(m.experts)
+	return &m
+}
+
+func makeMoE(decay float64) *moe {
 	r := rand.New(rand.NewPCG(11, uint64(100*decay)))
 	x := &model.Activation{DType: tensor.F32, Shape: []int{moeTokens, moeHidden}}
 	x.Values = numbers(r, moeTokens*moeHidden)

@@ -23,7 +23,9 @@ func TestRoundIsTheCast(t *testing.T) {
 			continue
 		}
 		for _, d := range reduced {
-			require.Equal(t, float64(tensor.Rounded(x, d)), PrecisionOf(d).Round(float64(x)), "%s %x", d, x)
+			if want, got := float64(tensor.Rounded(x, d)), PrecisionOf(d).Round(float64(x)); want != got {
+				require.Equal(t, want, got, "%s %x", d, x)
+			}
 		}
 	}
 }
@@ -185,15 +187,15 @@ func TestNearest(t *testing.T) {
 			}
 			usual++
 			y64 := float64(y)
-			require.Equal(t, p.Round(y64), float64(got))
+			right := p.Round(y64) == float64(got)
 			s := Unit * math.Abs(room)
 			for _, f := range []float64{0, 0.5, 1 - unsure} {
-				require.Equal(t, float64(got), p.Round(y64-f*Lambda*s), "%v ± %v", y, f*s)
-				require.Equal(t, float64(got), p.Round(y64+f*Lambda*s), "%v ± %v", y, f*s)
+				right = right && p.Round(y64-f*Lambda*s) == float64(got) && p.Round(y64+f*Lambda*s) == float64(got)
 			}
 			for _, f := range []float64{1 + unsure, 2, 1000, math.Inf(1)} {
-				require.NotEqual(t, p.Round(y64-f*Lambda*s), p.Round(y64+f*Lambda*s), "%v ± %v", y, f*s)
+				right = right && p.Round(y64-f*Lambda*s) != p.Round(y64+f*Lambda*s)
 			}
+			require.True(t, right, "%v ± %v: %v", y, s, got)
 		}
 		require.Greater(t, usual, n*3/4)
 		for _, y := range unusual(p) {
@@ -265,8 +267,11 @@ func TestQuickRounding(t *testing.T) {
 
 // same requires the same float32, of a zero with its sign; all NaN are the same.
 func same(t *testing.T, want, got float64, words ...any) {
-	t.Helper()
-	require.Equal(t, math.Float32bits(float32(want)), math.Float32bits(float32(got)), words...)
+	if math.Float32bits(float32(want)) != math.Float32bits(float32(got)) {
+		t.Helper()
+		require.Equal(t, want, got, words...)
+		require.Fail(t, "another sign", words...)
+	}
 }
 
 // TestQuickDistances: distances and metrics of BF16 and F16 are what their definitions say, of each element alone and
@@ -285,8 +290,7 @@ func TestQuickDistances(t *testing.T) {
 				golden := []float32{float32(g)}
 				g = float64(golden[0])
 				m, metrics := measured([]float32{y}, sigmas[i:i+1], golden, 1, d, factor), Compare([]float32{y}, golden, 1, d)
-				require.Equal(t, Agree(g, r), m.d.Finite, "%v ± %v, %v", y, sigmas[i], g)
-				require.Equal(t, tensor.IsFinite(g-r), metrics.Finite, "%v, %v", y, g)
+				require.True(t, Agree(g, r) == m.d.Finite && tensor.IsFinite(g-r) == metrics.Finite, "%v ± %v, %v", y, sigmas[i], g)
 				if !metrics.Finite {
 					continue
 				}
@@ -295,9 +299,11 @@ func TestQuickDistances(t *testing.T) {
 					flips = 1
 				}
 				z := p.Z(g, float64(y), s)
-				require.Equal(t, []float64{z, Sq(s), Sq(g)}, []float64{m.d.Largest, m.sigmas, m.goldens}, "%v ± %v, %v", y, s, g)
-				require.Equal(t, flips, m.ambiguous, "%v ± %v, %v", y, s, g)
-				require.Equal(t, math.Abs(g-r), metrics.MaxAbs, "%v, %v", y, g)
+				if z != m.d.Largest || Sq(s) != m.sigmas || Sq(g) != m.goldens || flips != m.ambiguous || math.Abs(g-r) != metrics.MaxAbs {
+					require.Equal(t, []float64{z, Sq(s), Sq(g)}, []float64{m.d.Largest, m.sigmas, m.goldens}, "%v ± %v, %v", y, s, g)
+					require.Equal(t, flips, m.ambiguous, "%v ± %v, %v", y, s, g)
+					require.Equal(t, math.Abs(g-r), metrics.MaxAbs, "%v, %v", y, g)
+				}
 				values, deviations, want, zs = append(values, y), append(deviations, sigmas[i]), append(want, golden[0]), append(zs, z)
 				ambiguous += flips
 				largest = max(largest, math.Abs(g-r))

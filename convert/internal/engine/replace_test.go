@@ -241,6 +241,9 @@ func requireOverwriteSurvives(t *testing.T, src *checkpoint.Checkpoint, made str
 			step = all / 3
 		}
 		for n := int64(0); n < all; n += step {
+			if late && n%8 > 0 && n < all-8 && !configtest.Every(t) {
+				continue // the outputs change their names at the end
+			}
 			crash(n, late)
 		}
 	}

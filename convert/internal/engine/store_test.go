@@ -117,7 +117,7 @@ func TestStoreCrash_every(t *testing.T) {
 	hub, bucket := startStore(t)
 	s.Client = hub.Client
 	dst := filepath.Join(bucket, "out")
-	for n := int64(1); ; n += crashStep(t, 60, 12) {
+	for n := int64(1); ; n += crashStep(t, 60, 6) {
 		require.NoError(t, os.RemoveAll(dst))
 		hub.StopAfter(int(n))
 		_, err := convert(t.Context(), t, "s3://models/out", c, o, s)
@@ -298,7 +298,7 @@ func TestStoreOverwrite_every(t *testing.T) {
 	require.NoError(t, err)
 	last := len(hub.Requests()) - 20
 	for n := 1; ; n++ { // a run that replaces an output dies anywhere, above all at its end
-		if n%9 > 0 && n < last || !configtest.Every(t) && n%4 > 0 {
+		if n%9 > 0 && n < last || !configtest.Every(t) && (n < last || n%7 > 0) {
 			continue
 		}
 		require.NoError(t, os.RemoveAll(dst))
@@ -333,14 +333,17 @@ func TestStoreOtherPlan(t *testing.T) {
 	require.Zero(t, hub.Uploads())
 }
 
-// TestStoreStartOver: a run that dies while it removes what another conversion left, with files of the same sizes,
+// TestStoreStartOver_every: a run that dies while it removes what another conversion left, with files of the same sizes,
 // leaves nothing that the next one takes for its own.
-func TestStoreStartOver(t *testing.T) {
+func TestStoreStartOver_every(t *testing.T) {
 	run, hub, dst, want := dense(t)
 	delete(want, plan.ManifestName)
 	other := open(t, fixture.Path(t, "v1-dense/checkpoint"))
-	resumed := 0
-	for n := 5; n < 18; n++ {
+	resumed, apart, least := 0, 4, 1
+	if configtest.Every(t) {
+		apart, least = 1, 5
+	}
+	for n := 5; n < 18; n += apart {
 		require.NoError(t, os.RemoveAll(dst))
 		hub.Expire()
 		hub.StopAfter(25)
@@ -360,7 +363,7 @@ func TestStoreStartOver(t *testing.T) {
 		delete(got, plan.ManifestName)
 		requireContents(t, want, got)
 	}
-	require.Greater(t, resumed, 5)
+	require.Greater(t, resumed, least)
 }
 
 // TestStoreMemory: parts of the uploads of large files do not fit in little memory.

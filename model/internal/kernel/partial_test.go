@@ -3,24 +3,33 @@ package kernel
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"dsmoe/config/configtest"
 )
 
-// TestPartialSumsAreTheDefinition: MatMulPartial and MatPartial give the bits of partialSums, for
+// TestPartialSumsAreTheDefinition_every: MatMulPartial and MatPartial give the bits of partialSums, for
 // all implementations, formats, offsets and lengths around a step, a chain and a panel, for one plan to
-// three, few tokens and several blocks of them, and write nothing beside their results.
-func TestPartialSumsAreTheDefinition(t *testing.T) {
+// three, few tokens and several blocks of them, and write nothing beside their results. Without -every each shape has
+// one list of plans.
+func TestPartialSumsAreTheDefinition_every(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for _, shape := range [][3]int{
+	for i, shape := range [][3]int{
 		{1, 5, 16}, {2, 7, 33}, {3, 70, 15}, {4, 33, 1}, {5, 34, 100}, {7, 3, 511}, {2, 150, 512}, {3, 17, 513}, {4, 9, 1055},
 		{partialTokens/2 + 3, 4, 35},
 	} {
 		tokens, rows, cols := shape[0], shape[1], shape[2]
 		w := stored(r, rows, cols, BF16, 3)
-		for _, plans := range [][]int{{cols}, {512, 192}, {512, 192, max(4, cols/8*4)}, {20, 48, 2048}} {
-			requirePartial(t, r, w, tokens, plans)
+		for k, plans := range [][]int{{cols}, {512, 192}, {512, 192, max(4, cols/8*4)}, {20, 48, 2048}} {
+			if configtest.Every(t) || k == i%4 {
+				requirePartial(t, r, w, tokens, plans)
+			}
+		}
+		if !configtest.Every(t) && i%3 > 0 {
+			continue
 		}
 		values := append(random(r, 1), decodedRows(w)...)[1:]
 		requirePartial(t, r, Matrix{Rows: rows, Cols: cols, Values: values}, tokens, []int{512, 192})
@@ -76,9 +85,9 @@ func requirePartialOf(t *testing.T, x, v, start []float32, w Matrix, plans []int
 			scaled[c] = float32(float64(x[c]) / scale)
 			squared[c] = scaled[c] * scaled[c]
 		}
+		_, carried := partialSums(scaled, v, row, 0, plans)
 		for all, start := range map[*[3][]float64]float64{&want: float64(start[i%w.Rows]), &without: 0} {
 			partial, squares := partialSums(scaled, squared, row, start/scale, plans)
-			_, carried := partialSums(scaled, v, row, 0, plans)
 			all[0], all[1], all[2] = append(all[0], partial*scale*scale), append(all[1], squares*scale*scale), append(all[2], carried)
 		}
 	}
@@ -139,9 +148,7 @@ func requireGiven(t *testing.T, want [3][]float64, p *Partial, n, rows int, run 
 			requireSame(t, want[i], got[i])
 		}
 	}
-	for i := range given {
-		require.Equal(t, 1, given[i])
-	}
+	require.Equal(t, slices.Repeat([]int{1}, n), given)
 	requireGuarded(t, got[:]...)
 }
 
@@ -194,7 +201,9 @@ func TestPartialSumsHaveNoScale(t *testing.T) {
 			}
 			for i, unit := range []int{2 * product, 2 * product, 2 * e[1]} {
 				for k, sum := range want[i] {
-					require.Equal(t, math.Ldexp(sum, unit), got[i][k], "%v, sum %d", e, i)
+					if math.Ldexp(sum, unit) != got[i][k] {
+						require.Equal(t, math.Ldexp(sum, unit), got[i][k], "%v, sum %d", e, i)
+					}
 				}
 			}
 		}
@@ -251,7 +260,7 @@ func TestPartialSumsOfOneTermAreNotLess(t *testing.T) {
 		x[0] = 1 + r.Float32()
 		w[0] = (1 + r.Float32()*0x1p-9) / x[0]
 		partial, _ := partialSums(x, x, w, 0, []int{512})
-		if x[0]*w[0] >= 1 {
+		if x[0]*w[0] >= 1 && !(partial >= 513) {
 			require.GreaterOrEqual(t, partial, 513.0, "%v, %v", x[0], w[0])
 		}
 		if short(x[0], leastNumber)*short(w[0], leastWeight) < 1 {
