@@ -55,19 +55,20 @@ func (e *evidence) doubts(r *report.Report) []report.Doubt {
 	return doubts
 }
 
-// fewTokens lists the layers whose compressors the pack's sequences are too short for: see config.Config.EntryTokens.
+// fewTokens says how many tokens compressors need for which the pack's sequences are too short: see
+// config.Config.EntryTokens. It does not name their layers, so that reports of parts say the same.
 func (e *evidence) fewTokens(places []report.Place) (reasons []string) {
-	layers := map[int][]int{} // by the number of tokens that they need
+	needs := map[int]bool{}
 	for _, p := range places {
 		l := p.Layer()
 		need, bias := e.job.model.Config.EntryTokens(l), pack.StageOf(l, "self_attn.compressor.position_bias")
 		if _, used := e.exercised[bias]; e.job.in.Seq < need && (used || slices.Contains(p.Unchecked, bias)) {
-			layers[need] = append(layers[need], l)
+			needs[need] = true
 		}
 	}
-	for _, need := range slices.Sorted(maps.Keys(layers)) {
-		reasons = append(reasons, fmt.Sprintf("sequences of %s: the compressors of layers %s need at least %d to exercise "+
-			"all their weights", text.Plural(e.job.in.Seq, "token"), text.Ranges(layers[need]), need))
+	for _, need := range slices.Sorted(maps.Keys(needs)) {
+		reasons = append(reasons, fmt.Sprintf("sequences of %s: compressors that need at least %d do not exercise all "+
+			"their weights", text.Plural(e.job.in.Seq, "token"), need))
 	}
 	return reasons
 }

@@ -213,13 +213,21 @@ func TestStreamsWithoutTheirWeights(t *testing.T) {
 	}
 }
 
-// TestSequencesTooShortForEntries: an entry of layer 1 is made of two windows of 4 tokens, one of layer 2 of 8.
+// TestSequencesTooShortForEntries: an entry of layer 1 is made of two windows of 4 tokens, one of layer 2 of 8. Merged
+// parts say it once, too.
 func TestSequencesTooShortForEntries(t *testing.T) {
 	t.Parallel()
 	c, p := open(t, "v4/golden-short-f32")
 	r := run(t, c.Config, c, p, verify.Options{})
 	require.Equal(t, report.Inconclusive, r.Verdict)
-	require.Contains(t, r.Reasons, "sequences of 7 tokens: the compressors of layers 1, 2 need at least 8 to exercise all their weights")
+	require.Contains(t, r.Reasons, "sequences of 7 tokens: compressors that need at least 8 do not exercise all their weights")
+	var parts []*report.Report
+	for i := range 3 {
+		parts = append(parts, run(t, c.Config, c, p, verify.Options{Part: &report.Part{Index: i + 1, Of: 3}}))
+	}
+	merged, _, err := verify.Merge(parts)
+	require.NoError(t, err)
+	require.Equal(t, r.Reasons, merged.Reasons)
 	tables := 0
 	for _, check := range r.Checks {
 		if require.Equal(t, report.Pass, check.Verdict, check.Tensor); check.Stage().IsTable() {
