@@ -735,10 +735,18 @@ func TestNextOfEngines(t *testing.T) {
 	} {
 		checkpoint, p := open(t, "v3-trained/golden-f32")
 		c.inputs = engineForms["F32"]
-		r := run(t, checkpoint.Config, checkpoint, c.trace(t, checkpoint.Config, checkpoint, p), verify.Options{})
+		p = c.trace(t, checkpoint.Config, checkpoint, p)
+		r := run(t, checkpoint.Config, checkpoint, p, verify.Options{})
 		require.Empty(t, r.Causes)
 		require.True(t, strings.HasPrefix(r.Next.Text, c.text), r.Next.Text)
 		require.Equal(t, c.command, r.Next.Command)
+		var parts []*report.Report
+		for i := range 3 {
+			parts = append(parts, run(t, checkpoint.Config, checkpoint, p, verify.Options{Part: &report.Part{Index: i + 1, Of: 3}}))
+		}
+		merged, _, err := verify.Merge(parts)
+		require.NoError(t, err)
+		require.Equal(t, r.Next, merged.Next)
 	}
 }
 

@@ -93,17 +93,17 @@ func inWords(v any) string {
 func Merge(reports []*report.Report) (merged *report.Report, disputed []string, err error) {
 	evidence, disputed := union(reports)
 	r := conclude(evidence)
-	for _, one := range reports {
-		if r.FirstDivergence != nil && one.FirstDivergence != nil && *one.FirstDivergence == *r.FirstDivergence {
-			r.Cause, r.Causes, r.Hints, r.Next = one.Cause, one.Causes, one.Hints, one.Next
-			break
-		}
+	first := slices.IndexFunc(reports, func(one *report.Report) bool {
+		return r.FirstDivergence != nil && one.FirstDivergence != nil && *one.FirstDivergence == *r.FirstDivergence
+	})
+	if first >= 0 {
+		r.Cause, r.Causes, r.Hints = reports[first].Cause, reports[first].Causes, reports[first].Hints
 	}
 	r.OtherWeights = otherWeights(r, slices.ContainsFunc(reports, func(one *report.Report) bool {
 		return one.OtherWeights == otherRun
 	}))
-	if r.Next != nil {
-		r.Next = nextOf(r.Next.Weights, r.OtherWeights != "")
+	if first >= 0 {
+		r.Next = joinNext(r, reports[first])
 	}
 	if !r.Fits() {
 		return r, disputed, errors.New("the loads of experts in these reports do not fit each other: one was changed")

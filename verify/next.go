@@ -45,9 +45,10 @@ func advise(e *evidence, r *report.Report) (err error) {
 		}
 	}
 	r.Next = nextOf(names, r.OtherWeights != "")
-	if e.job.pack.IsTrace() && r.OtherWeights == "" {
-		e.adviseOfEngine(r, &first)
-	}
+	adviseOfEngine(r, !slices.ContainsFunc(names, func(name string) bool {
+		_, passed := e.passed[name]
+		return !passed
+	}))
 	return err
 }
 
@@ -66,22 +67,32 @@ func (e *evidence) deciding(choices pack.Stage) (names []string) {
 	return names
 }
 
-// adviseOfEngine has the next step of an engine's trace say whether the operation or the weights are at fault: weights of
-// stages that pass are right, and an operation is the same in all layers.
-func (e *evidence) adviseOfEngine(r *report.Report, first *report.Check) {
-	n, of := r.Next, first.Stage().Within
+// joinNext returns what to do about a first divergence that one of the merged reports has.
+func joinNext(r, one *report.Report) *report.Next {
+	n := one.Next
+	if n == nil || len(n.Weights) == 0 && one.OtherWeights == r.OtherWeights {
+		return n
+	}
+	r.Next = nextOf(n.Weights, r.OtherWeights != "")
+	adviseOfEngine(r, n.Command == "") // proven, as n says
+	return r.Next
+}
+
+// adviseOfEngine has the next step of an engine's trace say whether the operation or the weights are at fault: an
+// operation is the same in all layers. proven says that all weights of the stage took part in stages that pass.
+func adviseOfEngine(r *report.Report, proven bool) {
+	if r.Golden.Reference.Kind != pack.Engine || r.OtherWeights != "" {
+		return
+	}
+	n, first := r.Next, pack.Parse(*r.FirstDivergence)
 	layers, failed := 0, 0 // that have the stage
 	for _, c := range r.Checks {
-		if c.Stage().Within == of && c.Layer() >= 0 && c.Verdict != report.Skipped {
+		if c.Stage().Within == first.Within && c.Layer() >= 0 && c.Verdict != report.Skipped {
 			if layers++; c.Verdict == report.Fail {
 				failed++
 			}
 		}
 	}
-	proven := !slices.ContainsFunc(n.Weights, func(name string) bool {
-		_, passed := e.passed[name]
-		return !passed
-	})
 	switch {
 	case len(n.Weights) == 0:
 		n.Text = "no weight took part in this stage: look at the engine's operation, and at what it makes of config.json"
@@ -91,10 +102,10 @@ func (e *evidence) adviseOfEngine(r *report.Report, first *report.Check) {
 	case layers > 1 && failed == layers && len(r.Hints) == 0:
 		n.Text = fmt.Sprintf("the stage differs in all %d layers that have it: look at the engine's operation first; then "+
 			"%s", layers, n.Text)
-	case first.Layer() >= 0 && failed < layers:
+	case first.Layer >= 0 && failed < layers:
 		n.Text = fmt.Sprintf("the stage differs in %d of %s: if the engine got new weights while it ran, it may have kept old "+
 			"ones: verify OLD, the checkpoint before; else %s", failed, text.Plural(layers, "layer"), n.Text)
-		n.Command = fmt.Sprintf("dsmoe verify OLD TRACE --layers %d", first.Layer())
+		n.Command = fmt.Sprintf("dsmoe verify OLD TRACE --layers %d", first.Layer)
 	}
 }
 

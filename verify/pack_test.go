@@ -393,6 +393,9 @@ func TestGoldensThatCannotBe(t *testing.T) {
 			require.Equal(t, test.stage, *r.FirstDivergence)
 			misfit := strings.HasPrefix(test.want, "dtype: ") || strings.HasPrefix(test.want, "shape: ")
 			require.Equal(t, misfit, r.Next != nil && strings.HasPrefix(r.Next.Text, "no value of this stage was compared"))
+			merged, _, err := verify.Merge([]*report.Report{r})
+			require.NoError(t, err)
+			require.Equal(t, r.Next, merged.Next)
 			for _, check := range r.Checks {
 				if check.Tensor != test.stage {
 					after := *r.FirstDivergence == idx && strings.HasPrefix(check.Tensor, layer+"mlp.")
