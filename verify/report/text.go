@@ -984,7 +984,7 @@ func LimitsOf(checks []Check) []string {
 			text.Figure("%.2g", l.RowRMS), text.Figure("%.2g", l.MaxRMS)))
 	}
 	return slices.DeleteFunc(slices.Clone(from), func(line string) bool {
-		return slices.ContainsFunc(from, func(other string) bool { return strings.HasPrefix(other, line+"; ") })
+		return slices.ContainsFunc(from, func(other string) bool { return other != line && strings.HasPrefix(other, line) })
 	})
 }
 
