@@ -229,7 +229,7 @@ func (t *localTrace) judgeMeasured(c *report.Check, x *bounds.Value, d *bounds.D
 	of := ""
 	if n := x.Float32Scores; n != nil {
 		if narrow := bounds.Measure(n, want, rows, factor); narrow.Finite && narrow.Largest <= bounds.Lambda {
-			x, d, of = n, narrow, "; of scores in float32"
+			x, d, of = n, narrow, report.ScoresInFloat32
 		}
 	}
 	margin := t.judgeDistances(c, x, d, rows, x.Width(), of)

@@ -966,8 +966,11 @@ func (c *Coverage) byExperts() string {
 		c.ExpertsProbed)
 }
 
+// ScoresInFloat32 ends the words of a limit that was computed for attention whose scores are in float32.
+const ScoresInFloat32 = "; of scores in float32"
+
 // LimitsOf lists the distinct reasons of the limits that were applied, and what they are. It leaves out a line that
-// another one begins with, as that of float32 stages in a 16-bit run does.
+// another one begins with, such as that of float32 stages in a 16-bit run, unless the other holds for ScoresInFloat32 alone.
 func LimitsOf(checks []Check) []string {
 	from, seen := []string{}, map[string]bool{}
 	for _, c := range checks {
@@ -984,7 +987,10 @@ func LimitsOf(checks []Check) []string {
 			text.Figure("%.2g", l.RowRMS), text.Figure("%.2g", l.MaxRMS)))
 	}
 	return slices.DeleteFunc(slices.Clone(from), func(line string) bool {
-		return slices.ContainsFunc(from, func(other string) bool { return other != line && strings.HasPrefix(other, line) })
+		return slices.ContainsFunc(from, func(other string) bool {
+			rest, begins := strings.CutPrefix(other, line)
+			return begins && rest != "" && !strings.HasPrefix(rest, ScoresInFloat32)
+		})
 	})
 }
 
