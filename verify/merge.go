@@ -103,7 +103,7 @@ func Merge(reports []*report.Report) (merged *report.Report, disputed []string, 
 		return one.OtherWeights == otherRun
 	}))
 	if first >= 0 {
-		r.Next = joinNext(r, reports[first])
+		adviseMerged(r, reports[first])
 	}
 	if !r.Fits() {
 		return r, disputed, errors.New("the loads of experts in these reports do not fit each other: one was changed")

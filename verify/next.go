@@ -67,24 +67,25 @@ func (e *evidence) deciding(choices pack.Stage) (names []string) {
 	return names
 }
 
-// joinNext returns what to do about a first divergence that one of the merged reports has.
-func joinNext(r, one *report.Report) *report.Next {
-	n := one.Next
-	if n == nil || len(n.Weights) == 0 && one.OtherWeights == r.OtherWeights {
-		return n
+// adviseMerged adds to a merged report what to do about the first divergence, which it has from one of the reports.
+func adviseMerged(r, one *report.Report) {
+	r.Next = one.Next
+	if r.Next == nil || len(r.Next.Weights) == 0 && one.OtherWeights == r.OtherWeights {
+		return
 	}
-	r.Next = nextOf(n.Weights, r.OtherWeights != "")
-	adviseOfEngine(r, n.Command == "") // proven, as n says
-	return r.Next
+	proven := r.Next.Command == "" // no command compares weights that took part in stages that pass
+	r.Next = nextOf(r.Next.Weights, r.OtherWeights != "")
+	adviseOfEngine(r, proven)
 }
 
 // adviseOfEngine has the next step of an engine's trace say whether the operation or the weights are at fault: an
-// operation is the same in all layers. proven says that all weights of the stage took part in stages that pass.
+// operation is the same in all layers. proven says that all weights of the stage took part in stages that pass. Of choices,
+// which are no values with weights behind them, it says nothing.
 func adviseOfEngine(r *report.Report, proven bool) {
-	if r.Golden.Reference.Kind != pack.Engine || r.OtherWeights != "" {
+	n, first := r.Next, pack.Parse(*r.FirstDivergence)
+	if r.Golden.Reference.Kind != pack.Engine || r.OtherWeights != "" || first.Within == pack.TopKIdx {
 		return
 	}
-	n, first := r.Next, pack.Parse(*r.FirstDivergence)
 	layers, failed := 0, 0 // that have the stage
 	for _, c := range r.Checks {
 		if c.Stage().Within == first.Within && c.Layer() >= 0 && c.Verdict != report.Skipped {

@@ -56,11 +56,17 @@ func TestNextOfChoices(t *testing.T) {
 		"compare model.layers.2.mlp.gate.e_score_correction_bias with the original's":                                 p,
 		"compare model.layers.2.mlp.gate.weight, model.layers.2.mlp.gate.e_score_correction_bias with the original's": must(pack.Open(without)),
 	} {
-		r := run(t, c.Config, biased(t, c.Config, c, -3), p, verify.Options{})
-		require.Equal(t, "model.layers.2.mlp.gate.topk_idx", *r.FirstDivergence)
-		require.Nil(t, r.Cause)
-		require.Equal(t, text, r.Next.Text)
-		require.Equal(t, "dsmoe diff ORIGINAL CHECKPOINT --include 'model.layers.2.mlp.gate.*'", r.Next.Command)
+		for _, reference := range []pack.Reference{p.Manifest.Reference, {Kind: pack.Engine, Name: "engine", Version: "1"}} {
+			p.Manifest.Reference = reference
+			r := run(t, c.Config, biased(t, c.Config, c, -3), p, verify.Options{})
+			require.Equal(t, "model.layers.2.mlp.gate.topk_idx", *r.FirstDivergence)
+			require.Nil(t, r.Cause)
+			require.Equal(t, text, r.Next.Text)
+			require.Equal(t, "dsmoe diff ORIGINAL CHECKPOINT --include 'model.layers.2.mlp.gate.*'", r.Next.Command)
+			merged, _, err := verify.Merge([]*report.Report{r})
+			require.NoError(t, err)
+			require.Equal(t, r.Next, merged.Next)
+		}
 	}
 }
 
