@@ -572,9 +572,10 @@ func TestLatentCaches_every(t *testing.T) {
 	}{
 		{step: 0.0123, rotated: true, declares: []string{"fp8:0.0123"}},
 		{step: 0.25, declares: []string{"fp8:0.25"}, cause: "cache of latents holds them, and not the key's part with RoPE, and declares fp8:0.25"},
+		// from here on with -every alone
 		{step: 0.001, rotated: true, cause: " numbers are beyond 0.448, the largest number there, and clipped, and declares nothing"},
 		{step: 0x1p-6, rotated: true, attended: true, cause: "latent-cache: the engine rounded latents to fp8:0.015625, as a cache"},
-		{rotated: true, attended: true, bf16: true, cause: "latent-cache: the engine rounded latents to fp8:0.0"}, // from here on with -every alone
+		{rotated: true, attended: true, bf16: true, cause: "latent-cache: the engine rounded latents to fp8:0.0"},
 		{step: 1, rotated: true, declares: []string{"fp8"}},
 		{step: 1, rotated: true, cause: "latent-cache: the engine rounded latents to fp8, as a cache of latents holds them, and declares nothing"},
 		{step: 0.0123, rotated: true, declares: []string{"f32"},
@@ -619,8 +620,8 @@ func TestCachesOfKeysAndValues_every(t *testing.T) {
 				"fp8-tensor":   func(_, all []float32) float64 { return float64(max(slices.Max(all), -slices.Min(all)) / 448) },
 				"fp8-token":    func(row, _ []float32) float64 { return float64(max(slices.Max(row), -slices.Min(row)) / 448) },
 			} {
-				selected := fixture == "glm4-moe" && !bf16 && word == "fp8-token" || fixture == "v3-trained" && bf16 && word == "fp8:0.015625"
-				if !selected && !configtest.Every(t) {
+				tried := fixture == "glm4-moe" && !bf16 && word == "fp8-token" || fixture == "v3-trained" && bf16 && word == "fp8:0.015625"
+				if !tried && !configtest.Every(t) {
 					continue
 				}
 				coded := func(x *activation) *activation {
@@ -653,7 +654,7 @@ func TestCachesOfKeysAndValues_every(t *testing.T) {
 				}}
 				checkpoint, p := open(t, fixture+"/golden-f32")
 				p = e.trace(t, checkpoint.Config, checkpoint, p)
-				layers := text.Spans{{0, 1}}
+				layers := selected(t, text.Spans{{0, 1}})
 				r := run(t, checkpoint.Config, checkpoint, p, verify.Options{Layers: layers})
 				require.Len(t, r.Causes, 1, "%s %v %s", fixture, bf16, word)
 				said := r.Causes[0].String()
@@ -693,7 +694,7 @@ func TestNoiseIsNoCache_every(t *testing.T) {
 			f.context = func(probs, vT *activation) *activation { return context(probs, noisy(vT)) }
 		}}
 		p = e.trace(t, checkpoint.Config, checkpoint, p)
-		r := run(t, checkpoint.Config, checkpoint, p, verify.Options{Layers: text.Spans{{0, 1}}})
+		r := run(t, checkpoint.Config, checkpoint, p, verify.Options{Layers: selected(t, text.Spans{{0, 1}})})
 		require.Equal(t, report.Fail, r.Verdict)
 		require.Empty(t, r.Causes)
 	}

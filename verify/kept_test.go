@@ -95,7 +95,7 @@ func TestKeptWeightsOfTraces_every(t *testing.T) {
 				return
 			}
 			require.Equal(t, report.Pass, r.Verdict, shown)
-			r = run(t, checkpoint.Config, wrong, p, verify.Options{Layers: text.Spans{{2, 2}}})
+			r = run(t, checkpoint.Config, wrong, p, verify.Options{Layers: selected(t, text.Spans{{2, 2}})})
 			require.Equal(t, report.Fail, r.Verdict)
 			require.Equal(t, strings.TrimSuffix(row, "weight")+"logits", *r.FirstDivergence)
 		})

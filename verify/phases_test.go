@@ -47,7 +47,7 @@ func TestPhases_every(t *testing.T) {
 			cast.Convert(x.Data, wide)
 			p.Replaced = map[string]tensor.Tensor{attended: x}
 		}
-		return run(t, c, synth.New(c, 3), p, verify.Options{Undiagnosed: true, Layers: text.Spans{{0, 0}}})
+		return run(t, c, synth.New(c, 3), p, verify.Options{Undiagnosed: true, Layers: selected(t, text.Spans{{0, 0}})})
 	}
 	r := judge(nil)
 	require.Equal(t, report.Pass, r.Verdict, "%v %v", r.FirstDivergence, r.Reasons)

@@ -35,6 +35,15 @@ func traced(t *testing.T, name string) (*checkpoint.Checkpoint, *pack.Pack) {
 	return c, must(pack.Open(fixture("engines/" + name)))
 }
 
+// selected returns the layers or stages to which a run is limited: these, or with -every none, which means all.
+func selected[S ~[]E, E any](t *testing.T, some S) S {
+	t.Helper()
+	if configtest.Every(t) {
+		return nil
+	}
+	return some
+}
+
 // TestEnginesAreRecognised_every: right engines that round elsewhere than HuggingFace's eager classes pass, and the report
 // says where.
 func TestEnginesAreRecognised_every(t *testing.T) {
@@ -177,9 +186,9 @@ func reachedMost(t *testing.T, p *pack.Pack, layer string) string {
 	return strconv.Itoa(best)
 }
 
-// TestRoundingsThatAreNotKnown: a norm that rounds otherwise than engines are known to is inconclusive, by name; with a
+// TestRoundingsThatAreNotKnown_every: a norm that rounds otherwise than engines are known to is inconclusive, by name; with a
 // factor beside it fails.
-func TestRoundingsThatAreNotKnown(t *testing.T) {
+func TestRoundingsThatAreNotKnown_every(t *testing.T) {
 	t.Parallel()
 	for factor, verdict := range map[float64]report.Verdict{1: report.Inconclusive, 1.02: report.Fail} {
 		c, p := traced(t, "sglang-v3-trained-bf16")
@@ -196,7 +205,7 @@ func TestRoundingsThatAreNotKnown(t *testing.T) {
 				}
 			}
 		})}
-		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Stages: []string{"model.norm.output"}})
+		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Stages: selected(t, []string{"model.norm.output"})})
 		require.Equal(t, verdict, r.Verdict, "%v %v", factor, r.Reasons)
 		if verdict == report.Inconclusive {
 			require.Contains(t, r.Reasons[0], "the engine rounds final-add-norm in a way that is not known")
@@ -309,12 +318,11 @@ func TestRanksOfExperts_every(t *testing.T) {
 			continue
 		}
 		p.Replaced = map[string]tensor.Tensor{}
-		stages := []string{"model.layers.1.mlp.output"}
-		if configtest.Every(t) {
-			stages = append(stages, "model.layers.2.mlp.output", "model.layers.3.mlp.output")
+		layers, stages := []string{"model.layers.1.", "model.layers.2.", "model.layers.3."}, "model.layers.*.mlp.output"
+		if !configtest.Every(t) {
+			layers, stages = layers[:1], "model.layers.1.mlp.output"
 		}
-		for _, stage := range stages {
-			layer := strings.TrimSuffix(stage, "mlp.output")
+		for _, layer := range layers {
 			in, shared := must(p.Float32s(layer+"post_attention_layernorm.output")), must(p.Float32s(layer+"mlp.shared_experts.output"))
 			chosen, weights := must(p.Ints(layer+"mlp.gate.topk_idx")), must(p.Float32s(layer+"mlp.gate.topk_weight"))
 			p.Replaced[layer+"mlp.output"] = in16(p, layer+"mlp.output", func(yield func(float64)) {
@@ -355,7 +363,7 @@ func TestRanksOfExperts_every(t *testing.T) {
 				}
 			})
 		}
-		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Stages: stages})
+		r := run(t, c.Config, c, p, verify.Options{Undiagnosed: true, Stages: []string{stages}})
 		require.Equal(t, test.verdict, r.Verdict, "%+v: %v", test, r.Reasons)
 		if test.verdict == report.Inconclusive {
 			require.Contains(t, printed(t, r), "the engine rounds experts and shared in a way that is not known")
@@ -428,7 +436,7 @@ func TestDeclaredRoundings_every(t *testing.T) {
 	t.Parallel()
 	c, p := traced(t, "sglang-v3-trained-bf16")
 	p.Manifest.Arithmetic = &pack.Arithmetic{Rounding: map[string]string{"final-add-norm": "unrounded, once", "experts.sum": "f32"}}
-	o := verify.Options{Undiagnosed: true, Stages: []string{"model.norm.output", "mlp.output"}}
+	o := verify.Options{Undiagnosed: true, Stages: selected(t, []string{"model.norm.output", "mlp.output"})}
 	r := run(t, c.Config, c, p, o)
 	require.Equal(t, report.Pass, r.Verdict, r.Reasons)
 	p.Manifest.Arithmetic.Rounding["experts.sum"] = "t by expert"
@@ -471,7 +479,7 @@ func TestMistakesOfEnginesAreNamed_every(t *testing.T) {
 			}
 			c, p := traced(t, name)
 			layer := pack.Parse(s.stage).Layer
-			r := run(t, override(t, c.Config, s.key, s.value), c, p, verify.Options{Layers: text.Spans{{layer, layer}}})
+			r := run(t, override(t, c.Config, s.key, s.value), c, p, verify.Options{Layers: selected(t, text.Spans{{layer, layer}})})
 			require.Equal(t, report.Fail, r.Verdict, "%s: %s: %v", name, s.key, r.Reasons)
 			require.Equal(t, []string{s.cause}, causesOf(r))
 			has(t, printed(t, r), "\n           with the config that the trace holds, not with the checkpoint's: ")
@@ -484,7 +492,7 @@ func TestMistakesOfEnginesAreNamed_every(t *testing.T) {
 			b := moe + "experts." + strconv.Itoa(chosen[1]) + "." + role + ".weight"
 			exchanged[a], exchanged[b] = get(t, c, b), get(t, c, a)
 		}
-		r := run(t, c.Config, altered{Source: c, tensors: exchanged}, p, verify.Options{Layers: text.Spans{{1, 1}}})
+		r := run(t, c.Config, altered{Source: c, tensors: exchanged}, p, verify.Options{Layers: selected(t, text.Spans{{1, 1}})})
 		require.Equal(t, moe+"output", *r.FirstDivergence)
 		require.Equal(t, []string{"experts-swapped"}, causesOf(r), name)
 	}

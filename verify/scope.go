@@ -241,7 +241,7 @@ func (s *scope) selects(name string) bool {
 	return len(s.stages) == 0 || s.names(at)
 }
 
-// names reports whether a glob of the user's matches a stage's whole name, or its part behind "model.layers.N.".
+// names reports whether one of the user's globs matches a stage.
 func (s *scope) names(at pack.Stage) bool {
 	return slices.ContainsFunc(s.stages, func(glob string) bool { return matchesGlob(glob, at) })
 }

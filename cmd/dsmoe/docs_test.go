@@ -87,7 +87,7 @@ func isName(words []string) bool {
 	return err == nil && len(rest) == 0
 }
 
-// longPages are pages whose blocks take more than a second to run.
+// longPages are the pages whose blocks take longest to run.
 var longPages = []string{"docs/engines.md", "docs/gguf.md", "docs/library.md"}
 
 // TestReadmeExamplesWork_every runs the blocks of README.md and of every page under docs, in their order

@@ -48,7 +48,7 @@ func TestInspectedValues(t *testing.T) {
 		for _, x := range got.Tensors {
 			w, ok := want.Tensors[x.Name]
 			if !ok {
-				continue // the scales of one
+				continue // --match selects the scales of a tensor, too
 			}
 			found++
 			assert.Equal(t, []any{w.Elements, w.Zeros, w.Min, w.Max, w.Quantiles, w.Median},

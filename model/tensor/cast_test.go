@@ -61,7 +61,7 @@ type definedCast struct {
 	lost     Loss
 }
 
-// definedCasts are those of p to every dtype.
+// definedCasts returns the definition of casting p to each dtype.
 func definedCasts(from DType, p []uint32) (all []definedCast) {
 	for _, to := range floats {
 		c := definedCast{from: from, to: to, p: p}

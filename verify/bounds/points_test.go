@@ -41,8 +41,8 @@ func weight16(name string, x []float32, shape ...int) model.Weight {
 	return w
 }
 
-// TestPoints_every: of what an engine computes that rounds in one way no element is further than 8 σ from the analysis of
-// that way, and some are from those of other ways, without -every of the next one.
+// TestPoints_every: an engine rounds in one way. No element of its results is further than 8 σ from the analysis of that
+// way, and some are further from the analysis of each other way. Without -every the next way alone is the other.
 func TestPoints_every(t *testing.T) {
 	t.Parallel()
 	const rows, width, experts = 24, 96, 4

@@ -150,8 +150,7 @@ func TestStreams(t *testing.T) {
 			n = 1000 // goes the way of all lengths
 		}
 		for offset, f := range []Format{F16, BF16, F16, BF16} {
-			clear(gotNarrow)
-			gotNarrow[offset+2*n] = 0xa5
+			fill(gotNarrow, 0xa5)
 			Narrow(gotNarrow[offset:][:2*n], values[:n], f)
 			require.True(t, bytes.Equal(narrow[f][:2*n], gotNarrow[offset:][:2*n]), "%v at offset %d", f, offset)
 			require.Equal(t, byte(0xa5), gotNarrow[offset+2*n], "behind the end")
